@@ -76,7 +76,7 @@ class BFCAllocator:
         self._low = self._high = 1 << (_SHIFT - 2)
 
     def allocate(self, size: int) -> int:
-        """Allocate a chunk for `size` bytes and return its address (0 for 0 bytes).
+        """Allocate `size` bytes and return the address (0 for 0 bytes).
 
         Raises:
             OutOfMemory: If no chunk fits and the pool cannot grow.
@@ -270,7 +270,7 @@ FREED, NO_VARIABLE = -2, -1  # in a heap's log
 
 
 class Heap:
-    """Buffers in a simulated allocator, with a log and the peak of a step.
+    """Buffers in a simulated allocator, with their log and peak.
 
     Args:
         allocator: provides the chunks. Defaults to a CPU's.
@@ -309,7 +309,7 @@ class Heap:
             self.log.append((buffer, FREED))
 
     def live_at(self, end: int) -> dict[Buffer, int]:
-        """Return the buffers in use at a length of the log, with their variables."""
+        """Return the buffers in use at a log position, with their variables."""
         live: dict[Buffer, int] = {}
         for buffer, variable in self.log[:end]:
             if variable == FREED:

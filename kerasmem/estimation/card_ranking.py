@@ -79,7 +79,7 @@ class CardRanking(Record, what="card ranking", version=1, rows="cards"):
 
 @shows_settings("device")
 def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
-    """Rank the cards of the catalogue by whether a training step fits on them.
+    """Rank the catalogue's cards by whether a training step fits.
 
     One estimate serves all cards. If the method depends on the card (`gpu-target`, `graph`), one serves each kind of
     card.

@@ -205,7 +205,7 @@ def _saved_report(model: Any) -> MemoryReport | None:
 
 
 def _settings_of(report: MemoryReport) -> dict[str, Any]:
-    """Return the arguments of `estimate` for an estimate that is comparable to a report."""
+    """Return the arguments of an estimate comparable to a report."""
     settings = report.settings
     arguments = {"batch_size": settings.batch_size, "mode": settings.mode}
     is_run = settings.method in ("measure", "profile")

@@ -98,7 +98,7 @@ def estimate_spec(spec: StepSpec) -> MemoryReport:
 
 
 def forked_report(label: str, limits: Limits, make_report: Callable[[], MemoryReport]) -> MemoryReport:
-    """Make a report in a process that is forked from one with TensorFlow loaded.
+    """Make a report in a fork of a process with TensorFlow.
 
     Args:
         label: the model's name for messages.

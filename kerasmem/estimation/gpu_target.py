@@ -1,4 +1,4 @@
-"""The gpu-target method: XLA's plan of a step for a card that is not here.
+"""The gpu-target method: XLA's plan of a step for an absent card.
 
 `compile_request` runs Keras on JAX in a subprocess, and XLA's compiler for a description of the card. It allocates no
 weights and no batch, uses no GPU and does not run the step.
@@ -55,7 +55,7 @@ _NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 
 
 def start_compiler(card: Card) -> None:
-    """Start the subprocess that compiles, so that it loads its libraries in the background."""
+    """Start the compiling subprocess to load its libraries in the background."""
     if not missing_parts() and hardware_of(card) is not None:
         start_server(child_environment(**ENVIRONMENT))
 
@@ -236,7 +236,7 @@ def recurrent_notes(model: Any) -> list[str]:
 
 
 def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
-    """Compile a lowered step until XLA has planned its memory, and return the plan.
+    """Compile a lowered step, and return XLA's plan of its memory.
 
     Machine code comes last, takes two thirds of the time and does not change the plan. XLA cannot be stopped before it,
     so a thread continues to compile, and the process must exit without joining it.

@@ -65,7 +65,7 @@ def infer_layers(
     source: str = "",
     run_step: Callable[[], Any] | None = None,
 ) -> Inferred:
-    """Return a row for every input and layer, in the order of the model's calls.
+    """Return a row for each input and layer, in call order.
 
     Args:
         model: a Keras model, with or without weights.

@@ -103,7 +103,7 @@ def plan_real_steps(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]
 def profile(
     model: Any, *, steps: int = 5, timeout: float = DEFAULT_TIMEOUT, **settings: Unpack[EstimateSettings]
 ) -> StepProfile:
-    """Profile the memory of one real training step at its peak, by layer and category.
+    """Profile a real training step's peak memory by layer and category.
 
     The steps run as those of `measure`, while TensorFlow's profiler records every allocation of the subprocess.
 

@@ -47,7 +47,7 @@ class Method:
 
 
 def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
-    """Estimate a step by the requested method, or for "auto" by the first one that can.
+    """Estimate a step by the requested method, or the first possible one.
 
     Args:
         step: the step.
@@ -75,7 +75,7 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
 
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
-    """Return the methods for the way in which Keras would run the step, and the reason."""
+    """Return the methods for Keras's way of execution, and the reason."""
     compiles, why = _compiles(step)
     if not compiles:
         return ("graph", "probe"), why
@@ -171,7 +171,7 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
 
 
 def backend_refusal(method: str, jit_compile: bool | str) -> str | None:
-    """Return why Keras's backend does not support a method (or "measure"), or None if it does."""
+    """Return why Keras's backend does not support a method, or None."""
     if not runs_on_jax():
         return None
     if method in ("graph", "probe"):

@@ -1,4 +1,4 @@
-"""The probe method, and trials of a batch size: real steps in a subprocess under limits."""
+"""The probe method and batch size trials: real steps under limits."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def call_with_steps(
 
 
 def measurement_notes(device: str, steps: str, *more: str, way: str | None = None) -> tuple[str, ...]:
-    """Return the notes on a measurement: device, steps, and the caveat for other devices."""
+    """Return a measurement's notes: device, steps, caveat for other devices."""
     is_gpu = device.startswith("GPU")
     usual = "TensorFlow's allocator" if is_gpu else "the GPUs' allocator, on the CPU"
     caveat = () if is_gpu else ("a GPU's kernels may need more or less scratch memory",)

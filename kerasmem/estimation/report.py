@@ -1,4 +1,4 @@
-"""Results of a method and the report of an estimate, in bytes and counts, to and from JSON."""
+"""The results of a method and the report of an estimate."""
 
 from __future__ import annotations
 

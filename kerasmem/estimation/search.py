@@ -72,7 +72,7 @@ def bracket(
     gap: Callable[[int], int] = lambda low: 1,
     most: int = MOST_EVALUATIONS,
 ) -> tuple[int | None, int | None]:
-    """Narrow the range between a size that fits and a larger one that does not.
+    """Narrow the range between a fitting and a larger, unfitting size.
 
     Args:
         fits: returns whether a size fits.
@@ -103,7 +103,7 @@ def bracket(
 
 
 def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
-    """Return the integer below the intersection of the limit with the line through two points."""
+    """Return the size at which a line through two points meets `limit`."""
     if y1 <= y0:
         return (x0 + x1) // 2 if y1 > limit else 2 * x1
     return x0 + int((limit - y0) * (x1 - x0) // (y1 - y0))
@@ -112,7 +112,7 @@ def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
 def search(
     evaluate: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
 ) -> Evaluations:
-    """Search for the largest size that surely fits, and for the largest that may fit.
+    """Search for the largest sizes that surely fit and may fit.
 
     Args:
         evaluate: returns the bytes of a size; called at most once a size.
@@ -146,7 +146,7 @@ def search(
 def _narrow(
     need: Callable[[int], float], limit: int, evaluated: Collection[int], largest: int, tolerance: float
 ) -> None:
-    """Evaluate sizes until the largest one that fits is known to within the tolerance.
+    """Find the largest fitting size to within the tolerance.
 
     Args:
         need: returns the bytes that a size needs.
@@ -204,7 +204,7 @@ class Trial:
 def largest_that_ran(
     try_size: Callable[[int], Trial], first: int, fails_from: int | None
 ) -> tuple[int | None, tuple[Trial, ...]]:
-    """Return the largest size at which real steps ran, or None, and all tries.
+    """Return the largest size that ran, or None, and all tries.
 
     The estimated size comes first. If it runs, the gap to `fails_from` is halved a few times. If it fails, the next
     size is a tenth smaller, and then the rest is halved. If no try fits, the last is of size 1.

@@ -1,4 +1,4 @@
-"""The training step of an opened model, with the shapes of a symbolic call."""
+"""The training step of a model, with shapes from a symbolic call."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ShapedStep:
         }
 
     def prepare(self, jit_compile: bool) -> PreparedStep:
-        """Prepare the step, from the last one if its mode and execution are the same."""
+        """Prepare the step, or adapt the last one of the same mode."""
         previous, mode = self.cache.prepared, self.spec.mode
         if previous is not None and (previous.mode, previous.jit_compile) != (mode, jit_compile):
             previous = None
@@ -111,7 +111,7 @@ class ShapedStep:
 
 
 def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel, cache: StepCache) -> ShapedStep:
-    """Infer the shapes of a step by a call of the model on symbolic tensors.
+    """Infer a step's shapes by calling the model on symbolic tensors.
 
     Raises:
         UsageError: If the spec's input shapes or batch contradict the model's.
@@ -180,7 +180,7 @@ def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
 def _infer(
     mode: str, opened: OpenedModel, structure: Any, inputs: list[ModelInput], batch_size: int
 ) -> tuple[Inferred, bool]:
-    """Return the rows of the layers, and whether the step was traced for them.
+    """Return the layers' rows, and whether the step was traced.
 
     Otherwise the model is called. The step is traced if it calls the layers itself: if the model has no `call`, or if
     its own training step has optimizers or takes other inputs than `call`. On JAX the model is always called.

@@ -92,7 +92,7 @@ def beside_a_card(operations: Set[str], workspace: int, host_bytes: int) -> list
 
 
 def prefetched_batches(batch_bytes: int) -> Unmodelled:
-    """Return the entry for batches that are copied to a card ahead of time."""
+    """Return the entry for batches copied to a card in advance."""
     return Unmodelled("prefetched batches", "each batch that is copied to the card while a step runs", batch_bytes)
 
 

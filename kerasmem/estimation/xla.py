@@ -74,7 +74,7 @@ def _plan(subject: str, compile_step: Callable[[], bytes]) -> XlaPlan:
 
 
 def simulate(plan: XlaPlan, variables: Sequence[Variable], batch: tuple[int, ...]) -> Heap:
-    """Simulate two steps of a plan, and return the heap with the second's peak.
+    """Simulate two steps of a plan, and return the second's heap.
 
     The first step needs more: the optimizer's variables still share their first values, and each gets its own memory
     while the temporary buffer is in use.
@@ -133,7 +133,7 @@ def xla_outcome(
 
 
 def jax_outcome(step: ShapedStep) -> Outcome:
-    """Compile a step for JAX's first device, and return the outcome of XLA's plan.
+    """Compile a step for JAX's first device, and return the outcome.
 
     As in Keras's trainer, the state is donated to the step, so that new weights replace the old ones in memory.
 
@@ -192,7 +192,7 @@ def bytes_in_use(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:
 
 
 def state_of(step: PreparedStep) -> dict[str, list[Any]]:
-    """Return a step's variables by group, as Keras's step functions on JAX have them."""
+    """Return a step's variables by group, as Keras on JAX does."""
     model = step.model
     groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
     if step.mode == "train":
@@ -208,7 +208,7 @@ def step_batch(step: PreparedStep) -> tuple[Any, ...]:
 
 
 def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
-    """Lower a step for one device, with its state donated as in Keras's trainer.
+    """Lower a step for one device, with donated state as Keras does.
 
     Args:
         step: the step.
@@ -276,7 +276,7 @@ def compile_lowered(lowered: Any, options: dict[str, Any], folder: str) -> XlaPl
 
 
 def dumped_plan(folder: str) -> XlaPlan | None:
-    """Return the plan in XLA's dumps, or None until XLA has written all of it."""
+    """Return the plan in XLA's dumps, or None if still incomplete."""
     for dump in Path(folder).glob("*_after_optimizations.hlo.pb"):
         with contextlib.suppress(DecodeError):  # the rest is still being written
             return read_plan(dump.read_bytes())

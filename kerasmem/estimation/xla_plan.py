@@ -103,7 +103,7 @@ class XlaPlan:
         return self.argument + self.requested
 
     def divide(self, outcome: Outcome, arguments: ArgumentShares, names: Attribution) -> Outcome:
-        """Return an outcome of this plan with its peak by category and by layer.
+        """Return the plan's outcome, with the peak by category and layer.
 
         Args:
             outcome: the outcome.

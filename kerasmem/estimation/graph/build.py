@@ -1,4 +1,4 @@
-"""Conversion of a traced step to the program that TensorFlow executes, as plain data."""
+"""Conversion of a traced step to TensorFlow's program, as plain data."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def _add_compiled_scratch(nodes: list[Node]) -> None:
 
 
 def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], cache: dict[Any, int]) -> Node:
-    """Return an operation with its scratch if it calls a function that XLA compiles.
+    """Return an operation with its scratch if XLA compiles it.
 
     Args:
         node: the operation.

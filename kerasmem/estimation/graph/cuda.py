@@ -177,7 +177,7 @@ def _as_it_comes(node: Node, kernels: Kernels) -> bool:
 
 
 def _autotuning(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
-    """Return the scratch of autotuning: a copy of the result, and the largest workspace."""
+    """Return autotuning's scratch: a copy of the result and the largest workspace."""
     if not isinstance(kernels, CardKernels) or not kernels.workspace:
         return []
     results = {"BackpropInput": conv.input_bytes, "BackpropFilter": conv.filter_bytes}

@@ -161,7 +161,7 @@ def _consumers_in_order(program: Program, kernels: Kernels, draw: random.Random)
 
 
 def _insertion_order(program: Program, kernels: Kernels, draw: random.Random) -> list[int]:
-    """Return the nodes in the order in which they are added to the graph.
+    """Return the nodes in their order of insertion into the graph.
 
     Among nodes with all inputs added, the one with the lowest rank comes first (graph_constructor.cc). Nodes that
     oneDNN replaces rank behind all others.

@@ -31,7 +31,7 @@ _Items = tuple[_Source | None, ...]
 
 
 def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
-    """Add the items of lists as inputs, and infer the shapes that depend on them.
+    """Add list items as inputs, and infer their dependent shapes.
 
     Args:
         program: a program without control flow, in which each node follows its inputs.
@@ -69,7 +69,7 @@ _EMPTY = _Stack((-1, 0), None)
 
 
 class _Lists:
-    """The contents and uses of a program's lists, by the output that holds the list."""
+    """Contents and uses of a program's lists, by their output."""
 
     def __init__(self) -> None:
         self.contents: dict[_Source, _Items | _Stack] = {}
@@ -85,7 +85,7 @@ class _Lists:
         return contents if isinstance(contents, tuple) else ()
 
     def record_use(self, number: int, source: _Source, result: _Source | None = None) -> _Source:
-        """Record an operation's use of a list and its resulting list, and return the origin."""
+        """Record an operation's input and output list, and return the origin."""
         origin = self.origin.get(source, source)
         self._last_user[source] = number
         if result is not None:
@@ -171,13 +171,13 @@ def _stack(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Nod
 
 
 def _with_rows(number: int, node: Node, rows: Sequence[Tensor], lists: _Lists) -> Node:
-    """Return a node that makes a list, with the list's rows as further outputs."""
+    """Return a node that makes a list, with its rows as outputs."""
     lists.contents[number, 0] = tuple((number, 1 + index) for index in range(len(rows)))
     return replace(node, outputs=(node.outputs[0], *rows))
 
 
 def _write(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return a node that writes an item, with the old one as an input."""
+    """Return a node that writes an item and reads the old one."""
     result, items = (number, 0), lists.items(node.inputs[0])
     origin = lists.record_use(number, node.inputs[0], result)
     index = _number(node.inputs[1], nodes)
@@ -260,7 +260,7 @@ class _Values:
         return self.evaluate(node, output, inputs, values)
 
     def evaluate(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        """Evaluate an output from the values of all inputs; None if one is unknown."""
+        """Evaluate an output, or return None if an input is unknown."""
         if not values or any(value is None for value in values):
             return None
         return self._evaluate(node, output, inputs, values)
@@ -292,7 +292,7 @@ def _is_unknown(tensor: Tensor) -> bool:
 
 
 def _item_shapes(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
-    """Return the output shapes of an operation on list items, or None for others."""
+    """Return the output shapes of an operation on list items, or None."""
     kind = node.type
     if kind == "LookupTableFindV2" and len(inputs) > 2 and inputs[2].shape == ():
         return [inputs[1].shape]

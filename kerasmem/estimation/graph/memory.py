@@ -1,4 +1,4 @@
-"""Simulation of a step's memory: the buffers that its operations allocate, reuse and free.
+"""Simulate the buffers that a step's operations allocate, reuse and free.
 
 A buffer lives while it has holders: edges to operations that have not run yet, variables, the caller. An operation may
 reuse an input's buffer if it is the only holder.
@@ -165,7 +165,7 @@ def _is_first_axis(program: Program, node: Node) -> bool:
 
 
 class Memory:
-    """The buffers of a training process while the nodes of its steps start and end.
+    """Buffers of a training process as its nodes start and end.
 
     Args:
         program: the step.

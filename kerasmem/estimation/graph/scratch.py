@@ -105,7 +105,7 @@ class Patches(NamedTuple):
     element: int
 
     def within(self, cache: int) -> int:
-        """Return the bytes of the patches of all samples that fit into a cache."""
+        """Return the bytes of the samples' patches that fit a cache."""
         return -(-(cache // self.element) // self.work) * self.bytes
 
     def is_divided(self, threads: int) -> bool:

@@ -1,4 +1,4 @@
-"""The graph method: simulate training steps, and divide the usual peak by category and layer.
+"""The graph method: simulate steps and divide the peak by layer.
 
 `build` turns the traced step into a `Program`. `executor` orders its operations as TensorFlow's threads do, and
 `memory` allocates and frees their buffers by the tables in `rules`, on the simulated allocator. This module runs some
