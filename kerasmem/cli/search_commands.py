@@ -56,7 +56,7 @@ def cards_command(model: str | None, **options: Any) -> int:
     """
     check_options("cards", model, options)
     if options["device"] is not None:
-        raise UsageError("--device cannot be used with cards, which compares all of them; use kerasmem estimate")
+        raise UsageError("--device cannot be used with cards, which compares all cards; use kerasmem estimate")
     from kerasmem.rendering.search_tables import cards_table
 
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}"):

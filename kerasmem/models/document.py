@@ -98,8 +98,8 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         kind, read = "JSON file", _read_json
     else:
         raise ModelFileError(
-            f"{path}: not a Keras model (.h5, .keras or architecture .json), or damaged. For a checkpoint, a pickle or "
-            f"a TensorFlow Lite model, pass the code that builds the model: {_FACTORY}"
+            f"{path}: not a Keras model (.h5, .keras or architecture .json), or damaged. If it is a checkpoint, a "
+            f"pickle or a TensorFlow Lite model, pass the code that builds the model: {_FACTORY}"
         )
     try:
         return read(path)

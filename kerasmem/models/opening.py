@@ -240,7 +240,7 @@ def check_built(model: Any) -> None:
     """
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(
-            f"model {model.name!r} must be built, which would allocate its weights here; call it on a batch, or pass "
+            f"model {model.name!r} must be built; call it on data if its weights fit in memory here, or pass "
             "the class or function that creates it"
         )
 

@@ -85,12 +85,12 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             workers; with `use_multiprocessing` it is sent by cloudpickle.
         memory_budget: host memory for windows, read buffers and the batches in Keras's queue, in bytes or as text
             ("512MB"). A larger budget shuffles better, and the order of the rows depends on it. Memory that `transform`
-            allocates is not counted, nor is 0.5 MiB for scaling. Defaults to 256 MiB, with batches on top.
+            allocates and 0.5 MiB for scaling are not counted. Defaults to 256 MiB, with batches on top.
         trust_file: read the file without checks against damage and malice. HDF5 then follows links, external storage
             and virtual datasets into other files, and decodes filters that kerasmem cannot (szip, n-bit and others); a
             damaged chunk may crash the process or leak its memory into the data. Parts that were never written, and
-            virtual datasets whose sources are missing, are read as the fill value, most often 0, with a warning. If
-            False, all of these are errors. Defaults to False.
+            missing sources of virtual datasets, are read as the fill value, most often 0, with a warning. If False,
+            each of these cases is an error. Defaults to False.
         remote: options for URLs, a dict with any of "storage_options" (arguments of fsspec's file system: credentials,
             an endpoint, headers), "cache" (a folder that keeps fetched bytes for later epochs and other processes) and
             "cache_size" (bytes or text, 10 GiB by default; least recently used blocks are evicted). Only the needed
@@ -100,8 +100,8 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             made when Keras requests them (on TensorFlow already in a background thread). Defaults to 1.
         use_multiprocessing: run `transform` in `workers` processes (reading stays in this one). Defaults to False.
 
-    Keras sees `workers=1, use_multiprocessing=False`: its own workers would neither keep the order nor read each chunk
-    once, so the sequence prepares batches itself.
+    Keras sees `workers=1, use_multiprocessing=False`. Its own workers would mix up the order and read chunks several
+    times, so the sequence prepares batches itself.
 
     Within `fit`, TensorFlow wraps errors raised here in its own (`InvalidArgumentError`), with the same text.
 
