@@ -67,7 +67,7 @@ class GuardedCommand(Command):
         *names: arguments of `click.Command`.
         seconds: default of `--time-limit`, or None for no limit. Defaults to 1800.
         parted: function that returns from the parameters whether the command itself applies the limits to its
-            subprocesses. Its parameter `limits` then has the limits; it defaults to None.
+            subprocesses. Its parameter `limits` then has the limits; otherwise it is None.
         **options: keyword arguments of `click.Command`.
     """
 

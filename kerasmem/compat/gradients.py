@@ -213,7 +213,7 @@ _NO_TUPLES: dict[type, Any] = {tuple: ()}  # replaces a group of tuples
 def living_objects() -> list[Any]:
     """Return the objects that the garbage collector tracks, except plain tuples and frozen objects.
 
-    A single C call: no other thread runs during it.
+    This is a single C call, so no other thread runs during it.
     """
     everything = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
     # The None at the end keeps groupby from referencing the last object.

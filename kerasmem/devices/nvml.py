@@ -86,7 +86,7 @@ class Nvml:
             api: replacement of nvidia-ml-py, such as a recording.
 
         Returns:
-            The connection and None, or None and the reason without a driver.
+            The connection and None, or None and the reason if there is no driver.
         """
         if api is None:
             import pynvml

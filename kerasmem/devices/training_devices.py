@@ -219,7 +219,7 @@ class TrackedDevice:
 
     Attributes:
         name: name of the logical device, such as "GPU:0"; None if the backend lacks one.
-        allocator: its allocator, or None without statistics.
+        allocator: its allocator, or None if it has no statistics.
         ordinal: CUDA ordinal of the GPU; None for a CPU.
         card: CUDA's name of the GPU.
     """

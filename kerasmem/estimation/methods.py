@@ -75,7 +75,7 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
 
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
-    """Return the methods for Keras's way of execution, and the reason."""
+    """Return the methods that match how Keras would run the step, the best first, and the reason."""
     compiles, why = _compiles(step)
     if not compiles:
         return ("graph", "probe"), why

@@ -156,7 +156,7 @@ def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
 
     Args:
         before, after: counts at two times.
-        slope: bytes an iteration by which memory grows.
+        slope: growth of the memory, in bytes per iteration.
     """
     iterations = max(1, after.iteration - before.iteration)
     known = {name: count - before.known.get(name, 0) for name, count in after.known.items()}

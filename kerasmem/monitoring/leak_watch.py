@@ -270,7 +270,7 @@ def _warm_up(count: int) -> int:
 
 
 def _iterations(judged: int) -> int:
-    """Return the total iterations for `judged` ones after the warm-up."""
+    """Return the number of iterations, warm-up included, that leaves `judged` iterations after it."""
     return math.ceil((judged + 2) / (1 - _WARM_UP))
 
 

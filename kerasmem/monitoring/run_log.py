@@ -99,7 +99,7 @@ class RunLog:
         if self._filename is None:
             return
         target = own_path(Path(self._filename), worker)
-        write_waiting(target)  # of a logger after an exception
+        write_waiting(target)  # rows of a logger whose run ended with an exception
         has_begun = self._next_run > 0 or self.family in _begun
         self._file = LogFile(target, self._append or has_begun or bool(os.environ.get(GOES_ON)))
         open_logs[target.resolve()] = self._write_rows

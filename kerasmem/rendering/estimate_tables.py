@@ -32,7 +32,7 @@ def estimate_table(
     Args:
         report: an estimate or a measurement.
         terminal: columns of a terminal, or None for plain text.
-        cards: known cards on which it fits, the smallest first, for a report without a device.
+        cards: known cards that the step fits, the smallest first, for a report without a device.
         top: number of layers to list, the largest first; one line has the sum of the others. 0 lists all in the order
             of their calls. Defaults to 8, or to all if not brief.
         is_brief: whether to leave out the interval, the allocator's figures, the formula and the notes.

@@ -197,7 +197,7 @@ def rows_to_csv(rows: Sequence[Mapping[str, Any]], otherwise: Sequence[str] = ()
 
     Args:
         rows: plain values, with the same keys in each row.
-        otherwise: header without rows.
+        otherwise: header of a table without rows.
     """
     buffer = StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else otherwise, lineterminator="\n")

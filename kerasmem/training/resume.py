@@ -1,4 +1,4 @@
-"""`kerasmem.ResumeTraining`: a callback with which a killed `fit` resumes at the very next batch."""
+"""`kerasmem.ResumeTraining`: a callback that resumes a killed `fit` at the very next batch."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def merge_bias_gradients(program: Program, kernels: Kernels) -> Program:
 
 
 def _shape_functions(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
-    """Return functions by which TensorFlow infers an operation's shapes and evaluates it."""
+    """Return functions that infer an operation's shapes and evaluate it with TensorFlow."""
     operations: dict[Any, Any] = {}
 
     def isolate(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:

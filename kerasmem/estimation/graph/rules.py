@@ -176,7 +176,7 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates) -> float:
 
 
 def _transposition_seconds(first: Tensor, second: Tensor, rates: Rates) -> float:
-    """Return the time in which a transposed second factor is copied."""
+    """Return the time to copy a transposed second factor."""
     if not first.shape or not second.shape:
         return 0.0
     rows, size = first.shape[0], second.bytes or 0

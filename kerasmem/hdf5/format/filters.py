@@ -188,7 +188,7 @@ class Pipeline:
             result: Any = self._decoders[code](view_of(data), out)
         except DecodeError:
             raise
-        except Exception as error:  # each library raises other exceptions
+        except Exception as error:  # each library raises its own exceptions
             raise DecodeError(f"it cannot be decompressed ({type(error).__name__}: {error})") from error
         array = result if isinstance(result, np.ndarray) else np.frombuffer(result, np.uint8)
         array = array.reshape(-1).view(np.uint8)
