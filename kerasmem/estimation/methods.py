@@ -47,7 +47,7 @@ class Method:
 
 
 def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
-    """Estimate a step by the requested method, or the first possible one.
+    """Run the requested method, or for "auto" the first that can estimate the step.
 
     Args:
         step: the step.
@@ -171,7 +171,7 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
 
 
 def backend_refusal(method: str, jit_compile: bool | str) -> str | None:
-    """Return why Keras's backend does not support a method, or None."""
+    """Return why the backend does not support a method (or "measure"), or None."""
     if not runs_on_jax():
         return None
     if method in ("graph", "probe"):

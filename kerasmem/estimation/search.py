@@ -72,7 +72,7 @@ def bracket(
     gap: Callable[[int], int] = lambda low: 1,
     most: int = MOST_EVALUATIONS,
 ) -> tuple[int | None, int | None]:
-    """Narrow the range between a fitting and a larger, unfitting size.
+    """Narrow the gap between a size that fits and one that does not.
 
     Args:
         fits: returns whether a size fits.
@@ -103,7 +103,7 @@ def bracket(
 
 
 def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
-    """Return the size at which a line through two points meets `limit`."""
+    """Return the intersection of a line through two points with `limit`, rounded down."""
     if y1 <= y0:
         return (x0 + x1) // 2 if y1 > limit else 2 * x1
     return x0 + int((limit - y0) * (x1 - x0) // (y1 - y0))
@@ -112,7 +112,7 @@ def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
 def search(
     evaluate: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
 ) -> Evaluations:
-    """Search for the largest sizes that surely fit and may fit.
+    """Search for the largest size that surely fits, and that may fit.
 
     Args:
         evaluate: returns the bytes of a size; called at most once a size.

@@ -99,7 +99,7 @@ class ShapedStep:
         }
 
     def prepare(self, jit_compile: bool) -> PreparedStep:
-        """Prepare the step, or adapt the last one of the same mode."""
+        """Prepare the step, or adapt the last one of the same mode and execution."""
         previous, mode = self.cache.prepared, self.spec.mode
         if previous is not None and (previous.mode, previous.jit_compile) != (mode, jit_compile):
             previous = None

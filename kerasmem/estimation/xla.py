@@ -74,7 +74,7 @@ def _plan(subject: str, compile_step: Callable[[], bytes]) -> XlaPlan:
 
 
 def simulate(plan: XlaPlan, variables: Sequence[Variable], batch: tuple[int, ...]) -> Heap:
-    """Simulate two steps of a plan, and return the second's heap.
+    """Simulate two steps of a plan, and return the heap with the second's peak.
 
     The first step needs more: the optimizer's variables still share their first values, and each gets its own memory
     while the temporary buffer is in use.
@@ -192,7 +192,7 @@ def bytes_in_use(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:
 
 
 def state_of(step: PreparedStep) -> dict[str, list[Any]]:
-    """Return a step's variables by group, as Keras on JAX does."""
+    """Return a step's variables by group, as Keras on JAX groups them."""
     model = step.model
     groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
     if step.mode == "train":
@@ -208,7 +208,7 @@ def step_batch(step: PreparedStep) -> tuple[Any, ...]:
 
 
 def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
-    """Lower a step for one device, with donated state as Keras does.
+    """Lower a step for one device, with its state donated, as Keras does.
 
     Args:
         step: the step.

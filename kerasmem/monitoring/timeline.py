@@ -169,8 +169,8 @@ class Timeline:
         """Return the largest value of a size.
 
         Args:
-            field: a size of `Sample`, such as "peak_bytes" or "rss_bytes".
-            phase: only rows of this phase; by default every row, the "epoch" rows included.
+            field: a size of `Sample`, such as "rss_bytes". Defaults to "peak_bytes".
+            phase: only rows of this phase. Defaults to all rows, "epoch" rows included.
             epoch: only rows of this epoch.
             device: only rows of this device.
             run: only rows of this run.

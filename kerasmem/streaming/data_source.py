@@ -41,13 +41,13 @@ class H5DataSource:
 
     Args:
         path: files, a pattern, URLs or an index, as for `H5ChunkSequence`.
-        x: dataset name of the features, or a list or dict of names, as for `H5ChunkSequence`.
-        y: the same for the targets; None if there are none.
+        x: dataset name of the features, or a list or dict of names, as for `H5ChunkSequence`. Defaults to "x".
+        y: the same for the targets; None if there are none. Defaults to "y".
         sample_weight: the same for weights.
         rows: rows to use, as for `H5ChunkSequence`. `source[0]` is the first selected row. Defaults to all.
-        dtype: type of the features, as for `H5ChunkSequence`.
+        dtype: type of the features, as for `H5ChunkSequence`. Defaults to "float32".
         scale: factor, or (factor, offset), as for `H5ChunkSequence`.
-        trust_file: as for `H5ChunkSequence`.
+        trust_file: as for `H5ChunkSequence`. Defaults to False.
         remote: as for `H5ChunkSequence`.
 
     Raises:

@@ -195,7 +195,7 @@ class Stream:
         Args:
             state: result of `state_dict` of this sequence, or of one with the same settings. A sequence with seed=None
                 adopts the seed of the state.
-            skipped: number of batches of Keras's next epoch that Keras counts without requesting them.
+            skipped: number of batches of Keras's next epoch that Keras counts without requesting them. Defaults to 0.
 
         Raises:
             DataError: If this is not such a state.

@@ -282,7 +282,7 @@ def _add_compiled_scratch(nodes: list[Node]) -> None:
 
 
 def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], cache: dict[Any, int]) -> Node:
-    """Return an operation with its scratch if XLA compiles it.
+    """Return an operation with its scratch if it calls an XLA-compiled function.
 
     Args:
         node: the operation.

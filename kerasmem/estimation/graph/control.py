@@ -160,7 +160,7 @@ class _Walk:
         return waiting
 
     def _arrive(self, number: int, context: _Context, token: _Token, index: int | None = None) -> None:
-        """Pass a token for an input, or None for a control edge."""
+        """Pass an operation a token for an input, or None for a control edge."""
         node, waiting = self._program.nodes[number], self._state(number, context)
         if waiting.has_run:
             return
@@ -200,7 +200,7 @@ class _Walk:
                 self._emit(number, node, context, inputs, awaited)
 
     def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token], awaited: _Nodes) -> None:
-        """Pass on a control-flow node's token to its or another iteration."""
+        """Pass on a control-flow node's token, within its iteration or to another."""
         token, outer = replace(inputs[0], awaited=awaited), context[:-1]
         if node.type == "Enter":
             self._enter(number, node, context, token)
@@ -225,7 +225,7 @@ class _Walk:
             self._pass_on(number, context, [token])
 
     def _enter(self, number: int, node: Node, context: _Context, token: _Token) -> None:
-        """Pass a token to a loop's first iteration, or all if constant."""
+        """Pass a token to a loop's first iteration, or to all if constant."""
         frame = str(node.attributes.get("frame_name"))
         first, last = (*context, (frame, 0)), 0
         if node.attributes.get("is_constant"):
@@ -268,7 +268,7 @@ class _Walk:
         return weights[1] >= weights[0]
 
     def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], awaited: _Nodes) -> None:
-        """Add a node for one run, and pass on its outputs."""
+        """Add a node for one run of an operation, and pass on its outputs."""
         # The index of the input that a Merge forwards has no memory, and no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
         new = len(self._new)

@@ -31,7 +31,7 @@ _Items = tuple[_Source | None, ...]
 
 
 def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
-    """Add list items as inputs, and infer their dependent shapes.
+    """Add list items as inputs, and infer the shapes that depend on them.
 
     Args:
         program: a program without control flow, in which each node follows its inputs.
@@ -69,7 +69,7 @@ _EMPTY = _Stack((-1, 0), None)
 
 
 class _Lists:
-    """Contents and uses of a program's lists, by their output."""
+    """Contents and uses of a program's lists, by the output that holds them."""
 
     def __init__(self) -> None:
         self.contents: dict[_Source, _Items | _Stack] = {}

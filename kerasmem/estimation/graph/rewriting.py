@@ -58,7 +58,7 @@ def _lower(definition: Any) -> None:
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
-    """Replace large tensors computed from constants by sources of their shape.
+    """Replace operations that compute large tensors from constants by plain sources.
 
     A decoder computes a mask in each of its blocks. Grappler would evaluate all of them before it finds that they are
     equal, in memory and time that grow with the depth.
@@ -86,7 +86,7 @@ def _fold_large(graph: Any, definition: Any) -> None:
 
 
 def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
-    """Return the function's graph with an operation per captured variable."""
+    """Return the function's graph on its devices, with an operation per captured variable."""
     import tensorflow as tf
 
     graph = traced.function.graph

@@ -190,7 +190,7 @@ def _transposition_seconds(first: Tensor, second: Tensor, rates: Rates) -> float
 
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:
-    """Return the floating-point operations of a product or convolution, else 0."""
+    """Return the floating-point operations of a matrix product or convolution, else 0."""
     shapes = [tensor.shape for tensor in inputs]
     result = node.outputs[0].shape if node.outputs else None
     if len(shapes) < 2 or result is None or shapes[0] is None or shapes[1] is None:
