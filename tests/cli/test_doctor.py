@@ -37,7 +37,7 @@ def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
         case("CUDA_VISIBLE_DEVICES='7' has no GPU of this machine", machine=HIDDEN, CUDA_VISIBLE_DEVICES="7"),
         case("built without CUDA | pip install 'tensorflow", {**DONE, "built_with_cuda": False}),
         case("loaded: libcudnn.so.9 | pip install", log=MISSING.format("libcudnn.so.9")),
-        case("libcuda.so.1 is part of the NVIDIA driver", log=MISSING.format("libcuda.so.1")),
+        case("install the NVIDIA driver", log=MISSING.format("libcuda.so.1")),
         case("driver is too old", log="CUDA driver version is insufficient for CUDA runtime version"),
         case("535.1 and its library", log="kernel version 535.1 does not match DSO version 550.2 --"),
         case("its log has no reason"),
