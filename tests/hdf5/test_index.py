@@ -175,7 +175,7 @@ def test_forged_index_is_refused(parts, changes, words):
 
 
 def test_remote_index_is_limited_to_its_server(parts):
-    for name, words in (("http://example.org/a.h5", "on another server"), ("/etc/passwd", "does not exist")):
+    for name, words in (("http://example.org/a.h5", "same server"), ("/etc/passwd", "does not exist")):
         server = FileServer({"bad.index": craft(parts / "bad.index", name=name).read_bytes()})
         with pytest.raises(DataError, match=words):
             batches(server.url("bad.index"), y=None, shuffle=False)
