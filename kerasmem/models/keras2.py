@@ -34,7 +34,7 @@ RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "Con
 
 
 def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
-    """Return whether Keras 1 or 2 wrote a configuration, by its version or else by a setting of theirs."""
+    """Return whether Keras 1 or 2 wrote a configuration, by its version or else by a setting that only they have."""
     if version:
         return version.split(".")[0] in ("0", "1", "2")
     return any("batch_input_shape" in node for node in dictionaries(config))

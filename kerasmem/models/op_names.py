@@ -151,7 +151,7 @@ class RecordedScopes:
 
 
 def is_container(layer: Any) -> bool:
-    """Return whether a layer's inner layers have rows: that of a model, or of the user's layer with inner layers."""
+    """Return whether inner layers have rows: those of a model, and of a user's layer that has layers."""
     keras = import_keras()
     if isinstance(layer, keras.Model):
         return True

@@ -201,7 +201,7 @@ def _open_checkpoint(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndar
 
 
 def _refuse_absurd(run: RunState) -> None:
-    """Refuse counts that no run has, as loops run as often as they tell."""
+    """Refuse impossible counts of a damaged file, as they set the length of loops."""
     counts = {"epoch": run.epoch, "batch": run.batch, "steps": run.steps, "micro_batch_rows": run.micro_batch_rows}
     for name, count in counts.items():
         if count is not None and not 0 <= count < _MOST:

@@ -243,7 +243,7 @@ def _run_file(arguments: list[str]) -> None:
 
 
 def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """Show an error of the script from the script's first call on."""
+    """Print an error with its traceback, from the script's first call on."""
     entry, ours = traceback, (_PACKAGE, "<string>", "<frozen runpy>")
     while entry is not None and entry.tb_frame.f_code.co_filename.startswith(ours):
         entry = entry.tb_next
