@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -109,7 +109,7 @@ class Recorder:
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self.leak_watch = LeakWatch("epochs") if leaks else None
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._batches = 0
         self._leak_notes: tuple[str, ...] = ()  # of the latest run, which replaces those of earlier runs
         self._start: float | None = None  # time of the clock at the start of the timeline
@@ -139,7 +139,7 @@ class Recorder:
     def overhead(self) -> Overhead:
         """Cost of the recording so far."""
         batch_seconds = self.seconds["begin_batch"] + self.seconds["end_batch"]
-        return Overhead(self.seconds.total(), batch_seconds, self._batches)
+        return Overhead(sum(self.seconds.values()), batch_seconds, self._batches)
 
     # ---------------------------------------------------------------- runs
 
