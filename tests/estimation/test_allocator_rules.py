@@ -85,42 +85,11 @@ def test_sizes_are_rounded_up_and_zero_bytes_take_nothing():
         pool.free(12345)
 
 
-def test_a_chunk_is_split_from_twice_the_request_on():
-    pool = BFCAllocator()
-    assert pool.used[pool.allocate(MIB)] == (MIB, MIB)  # exactly half of the first region
-    pool = BFCAllocator()
-    assert pool.used[pool.allocate(MIB + GRAIN)][0] == 2 * MIB  # a little more gets all of it
-
-
 def test_a_chunk_that_exceeds_the_request_by_128_mib_is_split():
     for more, given_size in ((0, 384 * MIB), (GRAIN, 512 * MIB)):
         pool = BFCAllocator()
         pool.free(pool.allocate(512 * MIB))  # a region of so much
         assert pool.used[pool.allocate(384 * MIB + more)][0] == given_size
-
-
-def test_the_smallest_chunk_that_fits_is_taken_then_the_lowest():
-    pool = BFCAllocator()
-    holes = [pool.allocate(size) for size in (3000, 100, 1000, 100, 1000, 100, 2000, 100)][::2]
-    for hole in holes:
-        pool.free(hole)
-    assert pool.allocate(900) == holes[1] < holes[2]
-    assert pool.allocate(900) == holes[2]
-    assert pool.allocate(1800) == holes[3]
-
-
-def test_freed_neighbours_merge_within_a_region_only():
-    pool = BFCAllocator()
-    first, second, third = (pool.allocate(size) for size in (MIB // 2, MIB // 2, MIB))
-    pool.free(first)
-    pool.free(third)
-    assert max(pool.free_chunks.values()) == MIB
-    pool.free(second)
-    assert max(pool.free_chunks.values()) == 2 * MIB
-    pool = BFCAllocator()
-    for handle in [pool.allocate(MIB) for _ in range(6)]:
-        pool.free(handle)
-    assert max(pool.free_chunks.values()) == 4 * MIB  # regions never merge
 
 
 def test_regions_double_and_double_again_until_the_request_fits():

@@ -43,9 +43,8 @@ def test_mnist_cnn_exactly(mnist_cnn, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
-    [("ResNet50", (224, 224, 3), 25_636_712), ("VGG19", (224, 224, 3), 143_667_240),
-     ("EfficientNetB0", (64, 64, 3), 5_330_571), ("ConvNeXtTiny", (64, 64, 3), 28_589_128)],
-)  # fmt: skip
+    [("ResNet50", (224, 224, 3), 25_636_712), ("EfficientNetB0", (64, 64, 3), 5_330_571)],
+)
 def test_known_networks(name, shape, parameters):
     report = estimate(lambda: getattr(keras.applications, name)(weights=None, input_shape=shape))
     assert report.model.parameters == parameters

@@ -209,20 +209,6 @@ def test_a_variable_is_changed_in_place_unless_it_is_being_read(is_read, added):
     assert run.heap.allocator.in_use == run.before
 
 
-def test_an_assignment_gives_the_variable_another_buffer():
-    step = program(
-        ("h", "VarHandleOp", [], 0, {"variable": 0}), ("x", "Placeholder", [], 0),
-        ("new", "Conv2D", ["x"], 1024), ("assign", "AssignVariableOp", ["h", "new"], 0, {"variable": 0}),
-        variables=[weight(1024)],
-    )  # fmt: skip
-    run = Run(step)
-    old = run.memory.variables[0]
-    run.step()
-    assert old.holders == 0
-    assert run.memory.variables[0].holders == 1
-    assert run.heap.allocator.in_use == run.before
-
-
 def test_sum_in_place_holds_one_summand():
     """What Grappler's memory optimizer makes of an AddN."""
     step = program(
@@ -235,19 +221,6 @@ def test_sum_in_place_holds_one_summand():
     run = Run(step)
     assert {name: size for name, size in run.step().items() if size} == {"v": 1024, "a": 1024, "b": 1024}
     assert run.heap.peak.in_use == run.before + 2 * 1024
-
-
-def test_results_live_until_the_end_of_the_step():
-    step = program(
-        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Conv2D", ["x"], 2048, {"after": ["a"]}),
-        results=["a", "a", "b"],
-    )  # fmt: skip
-    run = Run(step)
-    for number, is_end in run.executor.order():
-        (run.memory.end if is_end else run.memory.start)(number)
-    assert run.heap.allocator.requested_in_use >= 1024 + 2048
-    run.memory.run([])
-    assert run.heap.allocator.in_use == run.before
 
 
 def test_upper_end_includes_waste_in_one_chunk():

@@ -30,11 +30,6 @@ def convolutional():
     )
 
 
-def recurrent():
-    stack = [layers.LSTM(8, name="memory"), layers.Dense(1, name="head")]
-    return compiled(keras.Sequential([keras.Input((3, 4), name="x"), *stack], name="rnn"), keras.optimizers.RMSprop)
-
-
 def branched():
     inputs = keras.Input((10,), name="x")
     left, right = layers.Dense(5, name="left")(inputs), layers.Dense(5, name="right")(inputs)
@@ -49,7 +44,7 @@ def compiled(model, optimizer):
 SPECS = [
     StepSpec(dense, 8, "graph"),
     StepSpec(convolutional, 4, "graph"),
-    StepSpec(recurrent, 4, "xla"),
+    StepSpec(dense, 4, "xla"),
     StepSpec(branched, 16, "formula"),
 ]
 

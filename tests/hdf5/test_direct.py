@@ -63,7 +63,7 @@ def some_rows(rows):
     return st.none() | runs | st.sets(st.integers(0, rows - 1), min_size=1).map(sorted)
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(datasets(), st.data())
 def test_any_dataset_is_read_unchanged(tmp_path_factory, dataset, data):
     x, options = dataset

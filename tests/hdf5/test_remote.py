@@ -153,11 +153,8 @@ class TestSameBatches:
         "settings",
         [
             {"rows": np.arange(0, ROWS, 7)},
-            {"rows": (500, 900), "remainder": "drop"},
-            {"shard": (1, 3)},
             {"dtype": "float64", "scale": (2.0, 1.0)},
             {"transform": lambda x, y: (x * 2, y), "workers": 3},
-            {"y": "x"},
             {"memory_budget": None},
         ],
         ids=lambda settings: "-".join(settings),

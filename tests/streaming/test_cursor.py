@@ -1,8 +1,6 @@
-"""Positions of the readers of a sequence: cursors alone, and as Keras uses them."""
+"""Positions of the readers of a sequence, as Keras uses them."""
 
 from __future__ import annotations
-
-import gc
 
 import keras
 import numpy as np
@@ -10,55 +8,6 @@ import pytest
 from streams import RowModel
 
 from kerasmem import H5ChunkSequence
-from kerasmem.streaming.cursor import Cursor, Progress
-
-
-def batches(cursor, count=None):
-    """Return the numbers of the next batches of a cursor."""
-    result = []
-    for position, counts in cursor.positions():
-        assert counts
-        result.append(position.batch)
-        if len(result) == count:
-            break
-    return result
-
-
-def test_an_iterator_of_an_epoch_that_is_over_ends():
-    progress = Progress(4)
-    cursor = Cursor(progress)
-    cursor.begin()
-    left_over = cursor.positions()
-    next(left_over)
-    batches(cursor)
-    cursor.end()
-    cursor.begin()
-    assert list(left_over) == [], "it takes none of the epoch that is read now"
-    assert batches(cursor) == [0, 1, 2, 3]
-
-
-def test_cursors_are_garbage_collected():
-    progress = Progress(10)
-    for _ in range(3):
-        cursor = Cursor(progress)
-        cursor.begin()
-    del cursor
-    gc.collect()
-    assert len(progress._cursors) == 1, "only the one that began last"
-
-
-def test_going_to_another_batch():
-    progress = Progress(4)
-    cursor = Cursor(progress)
-    cursor.begin()
-    taken = cursor.positions()
-    next(taken)
-    progress.go_to(7)
-    assert progress.epoch == 7
-    assert [position for position, _ in taken] == [(7, 0), (7, 1), (7, 2)]
-
-
-# ---- in Keras
 
 ROWS = 200
 

@@ -30,8 +30,7 @@ def corrupt_chunk(path, name, row):
         file.write(os.urandom(chunk.size))
 
 
-@pytest.mark.parametrize("options", [{"compression": "gzip"}, {"fletcher32": True}])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("options", "workers"), [({"compression": "gzip"}, 1), ({"fletcher32": True}, 3)])
 def test_a_corrupt_chunk_is_named_when_its_rows_are_due(write, options, workers):
     x = np.random.default_rng(0).random((400, 50), "f4")
     path = write(x=x, y=np.arange(400), chunks=10, options={"x": options})

@@ -29,16 +29,15 @@ def path(numbered):
 
 def test_every_way_gives_every_row_once_and_the_same_batches(path):
     expected = None
-    for way in WAYS:
-        for shuffle in (True, False):
-            stream = sequence(path, transform=slow_double, **way)
-            assert stream.stream_plan.memory.window_rows < ROWS / 2, "several windows"
-            shared_model().fit(stream, epochs=3, shuffle=shuffle, verbose=0)
-            stream.close()
-            assert [sorted(rows) for rows in stream.rows] == [list(range(ROWS))] * 3, (way, shuffle)
-            expected = expected or stream.epochs
-            assert stream.epochs == expected, (way, shuffle)
-            assert stream.epoch == 3
+    for way, shuffle in zip(WAYS, (True, False, True, False), strict=True):
+        stream = sequence(path, transform=slow_double, **way)
+        assert stream.stream_plan.memory.window_rows < ROWS / 2, "several windows"
+        shared_model().fit(stream, epochs=3, shuffle=shuffle, verbose=0)
+        stream.close()
+        assert [sorted(rows) for rows in stream.rows] == [list(range(ROWS))] * 3, (way, shuffle)
+        expected = expected or stream.epochs
+        assert stream.epochs == expected, (way, shuffle)
+        assert stream.epoch == 3
     assert expected[0] != expected[1] != expected[2]
     other = H5ChunkSequence(path, batch_size=8, memory_budget="3kB")
     assert expected[1] == [other.batch(i, 1)[1].tolist() for i in range(len(other))]
@@ -74,8 +73,7 @@ def test_weights_and_several_inputs(write):
     listed.fit(H5ChunkSequence(path, ["a", "b"], ["y", "y2"], batch_size=16), verbose=0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("steps", [1, 13, 30])
+@pytest.mark.parametrize(("steps", "way"), zip([30, 1, 13, 30], WAYS, strict=True))
 def test_steps_per_epoch_continue_across_epochs(path, steps, way, recwarn):
     stream, model = H5ChunkSequence(path, batch_size=8, memory_budget="3kB", **way), RowModel()  # 26 batches
     epochs = -(-60 // steps)

@@ -32,22 +32,18 @@ class FakeReader:
     def __init__(self, delay=0.0):
         self.files, self.windows, self.closed, self.checked = Files(), [], 0, 0
         self.delay, self.failure, self.failed_check = delay, None, None
-        self.done, self.alone = [], []
-        self.planned = threading.Event()
-        self.planned.set()
+        self.alone = []
         self.held, self.gate = ROWS, threading.Event()
 
     def tasks(self, order, window, arrays, *, in_file_order, ahead=True):
         self.windows.append((order.epoch, window))
         rows = order.rows(*order.window_bounds(window))
-        assert self.planned.wait(20)
         if in_file_order:
             rows = np.sort(rows)
 
         def fill(start, stop, column):
             def task(scratch):
                 time.sleep(self.delay)
-                self.done.append(order.epoch)
                 if start >= self.held:
                     assert self.gate.wait(20)
                 if self.failure is not None:
@@ -129,26 +125,6 @@ def test_owned_rows_are_read_directly():
     store.close()
 
 
-def test_a_second_reader_gets_the_windows_with_its_second_batch():
-    reader, first, second = FakeReader(), an_order(0), an_order(1)
-    store = a_store(reader)
-    store.batch(first, 0, 8, own=True)
-    for at in (8, 16):
-        assert store.batch(second, at, at + 8, own=True)[1].tolist() == second.rows(at, at + 8).tolist()
-        assert store.batch(second, 72, 80, own=False)[1].tolist() == second.rows(72, 80).tolist()
-    assert reader.alone == [second.rows(8, 16).tolist()] + [second.rows(72, 80).tolist()] * 2
-    assert (1, 0) in reader.windows
-    store.close()
-
-
-def test_batches_one_by_one_out_of_turn_load_each_window_once():
-    reader, order = FakeReader(), an_order()
-    store = a_store(reader)
-    assert np.concatenate([y for _, y in epoch(store, order, own=False)]).tolist() == order.rows(0, ROWS).tolist()
-    assert reader.windows == [(0, window) for window in range(order.windows)] and not reader.alone
-    store.close()
-
-
 def test_a_single_window_stays_from_epoch_to_epoch():
     reader = FakeReader()
     store = a_store(reader, count=1, rows=ROWS)
@@ -156,36 +132,6 @@ def test_a_single_window_stays_from_epoch_to_epoch():
         order = an_order(number, window_blocks=ROWS)
         assert [row for _, y in epoch(store, order) for row in y.tolist()] == order.rows(0, ROWS).tolist()
     assert len(reader.windows) == 1
-    store.close()
-
-
-def test_dropped_windows_start_no_task():
-    reader, order = FakeReader(), an_order()
-    store = a_store(reader)
-    reader.planned.clear()
-    with ThreadPoolExecutor(2) as pool:
-        batch = pool.submit(store.batch, order, 0, 8, own=True)
-        while not reader.windows:
-            time.sleep(0.001)
-        pool.submit(store.batch, an_order(1), 0, 8, own=True)
-        while len(reader.windows) < 2:
-            time.sleep(0.001)
-        reader.planned.set()
-        assert batch.result(20)[1].tolist() == order.rows(0, 8).tolist()
-    store.close()
-    assert set(reader.done) == {1}, "of the other epoch alone"
-
-
-def test_the_first_error_ends_the_loading_and_names_the_cause():
-    reader, order = FakeReader(), an_order()
-    store = a_store(reader, threads=1)
-    reader.failure = OSError("gone")
-    with pytest.raises(OSError, match="gone"):
-        store.batch(order, 0, 8, own=True)
-    assert reader.done == [0]
-    reader.failed_check = ValueError("replaced")
-    with pytest.raises(ValueError, match="replaced"):
-        store.batch(order, 0, 8, own=True)
     store.close()
 
 
