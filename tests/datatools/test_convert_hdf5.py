@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem.data import convert, inspect
+from kerasmem.data import convert
 from kerasmem.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -62,20 +62,6 @@ def test_anndata_sparse_and_dense(tmp_path):
     result = content(tmp_path / "all.h5")
     assert np.array_equal(result["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(result["obs/n"], np.arange(300))
     assert any("'layers/columns' (a sparse matrix" in note and "stored by columns" in note for note in done.notes)
-
-
-def test_pandas(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("tables")
-    frame = pandas.DataFrame(X, columns=list("abcdefgh"))
-    frame.to_hdf(tmp_path / "p.h5", key="fixed", mode="w", format="fixed", complevel=4, complib="blosc")
-    assert inspect(tmp_path / "p.h5").x == "fixed/block0_values"
-    convert(tmp_path / "p.h5", tmp_path / "out.h5", columns={"x": "fixed/block0_values"})
-    assert np.array_equal(content(tmp_path / "out.h5")["x"], X.astype("f4"))
-    frame.to_hdf(tmp_path / "t.h5", key="table", mode="w", format="table")
-    assert any("is a table with the columns" in dataset.problem for dataset in inspect(tmp_path / "t.h5").datasets)
-    convert(tmp_path / "t.h5", tmp_path / "o2.h5", columns={"x": "table/table/values_block_0"})
-    assert np.array_equal(content(tmp_path / "o2.h5")["x"], X.astype("f4"))
 
 
 def test_damaged_and_hostile_files(tmp_path):

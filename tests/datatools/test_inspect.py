@@ -97,26 +97,6 @@ def test_names_are_guessed_or_passed(tmp_path):
 # ---- what other programs leave
 
 
-@pytest.mark.optional
-def test_anndata(tmp_path):
-    anndata = pytest.importorskip("anndata")
-    pandas = pytest.importorskip("pandas")
-    sparse = pytest.importorskip("scipy.sparse")
-    obs = pandas.DataFrame(
-        {"kind": pandas.Categorical(np.array(["b", "t"])[np.arange(90) % 2])}, index=[f"c{k}" for k in range(90)]
-    )
-    data = anndata.AnnData(RNG.random((90, 12)).astype("f4"), obs=obs)
-    data.layers["counts"] = sparse.random(90, 12, 0.2, "csr")
-    data.write_h5ad(tmp_path / "cells.h5ad")
-    result = kerasmem.data.inspect(tmp_path / "cells.h5ad")
-    assert (result.x, result.y) == ("X", "obs/kind/codes")
-    assert report(result, "obs/kind/codes").class_names == ("b", "t")
-    layer = report(result, "layers/counts")
-    assert layer.shape == (90, 12) and "sparse matrix" in layer.problem and "writes it dense" in layer.problem
-    assert not any(dataset.name.startswith("layers/counts/") for dataset in result.datasets)
-    run(result.line)
-
-
 def test_files_without_usable_data(tmp_path):
     """Files without usable data, hostile names, thousands of objects, circular links, external data."""
     path = tmp_path / "d.h5"

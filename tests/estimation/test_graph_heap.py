@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kerasmem.estimation.allocator import FREE, FREED, NO_VARIABLE, Heap
+from kerasmem.estimation.allocator import FREED, Heap
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, make_variables
 from kerasmem.estimation.graph.program import Variable
 
@@ -54,23 +54,3 @@ def test_the_batch_is_allocated_between_weights_and_slots():
     order = [size for size in allocations(heap) if size != HANDLE_BYTES]
     assert order.index(512) < order.index(2048) < order.index(1024)
     assert [buffer.node for buffer, _ in heap.log if buffer.bytes == 2048] == [7]
-
-
-def test_the_peak_begins_again():
-    heap = Heap()
-    first = heap.allocate(10_000)
-    heap.release(first)
-    heap.reset_peak()
-    assert heap.peak.in_use == heap.peak.requested == 0
-    held = heap.allocate(1000, node=3)
-    assert heap.peak[:3] == (heap.allocator.in_use, 1000, 3)
-    assert heap.log[: heap.peak.end][-1] == (held, NO_VARIABLE)
-
-
-def test_requests_can_be_replayed():
-    heap = Heap()
-    first, second = heap.allocate(1000), heap.allocate(0)
-    heap.release(first)
-    third = heap.allocate(500)
-    assert heap.requests() == [(0, 1000), (1, 1), (0, FREE), (2, 500)]
-    assert {first, second, third} == {buffer for buffer, _ in heap.log}

@@ -9,30 +9,9 @@ import os
 import signal
 from collections import deque
 
-import numpy as np
 import pytest
 
 from kerasmem.hdf5.rows.arena import Arena
-
-
-def test_memory_is_reused_once_the_last_view_is_gone():
-    arena = Arena([((3,), "<f4"), ((), "<i8")], rows=10, keep=2)
-    first, second = arena.take(10), arena.take(5)
-    addresses = {arrays[0].ctypes.data for arrays in (first, second)}
-    view = first[0][2:4]
-    del first, second
-    third = arena.take(10)
-    assert third[0].ctypes.data in addresses and not np.shares_memory(third[0], view)
-    size = arena.nbytes
-    fourth = arena.take(10)
-    assert arena.nbytes == size * 3 // 2
-    del view, fourth
-    assert arena.nbytes == size and arena.idle
-    arena.clear()
-    assert arena.nbytes == size // 2
-    third[0][:] = 7
-    del third
-    assert arena.nbytes == 0
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")

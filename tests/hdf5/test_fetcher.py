@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 
@@ -11,7 +10,6 @@ import pytest
 
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest
-from kerasmem.hdf5.io.objects import PermanentError
 from kerasmem.hdf5.io.ranges import Claim
 
 KIB = 1024
@@ -28,8 +26,6 @@ class Reader:
         self.begun.append(start)
         while not self.allowed.is_set():
             await asyncio.sleep(0.001)
-        if start == 666:
-            raise PermanentError("no such luck")
         self.ended.append(start)
         return memoryview(bytes([start % 251]) * (stop - start))
 
@@ -71,23 +67,6 @@ def test_prefetch_keeps_order_and_byte_limit(fetcher):
     until(lambda: not fetcher._held and not fetcher._active)
 
 
-def test_shared_range_is_kept_until_its_last_release(fetcher):
-    reader = Reader()
-    reader.allowed.set()
-    request = RangeRequest(reader, 0, 10)
-    one, other = Claim(fetcher, [request]), Claim(fetcher, [request])
-    fetcher.prefetch([request])
-    fetcher.result(request)
-    one.release()
-    one.release()  # twice is once
-    time.sleep(0.05)
-    assert fetcher._held == 10
-    del other  # of a task that was dropped
-    gc.collect()
-    until(lambda: not fetcher._held)
-    assert reader.ended == [0]
-
-
 def test_released_ranges_are_cancelled(fetcher):
     reader = Reader()
     requests, held = claims(fetcher, reader, range(8), 32 * KIB)
@@ -98,18 +77,3 @@ def test_released_ranges_are_cancelled(fetcher):
     until(lambda: reader.begun == [0, 1, 7])
     reader.allowed.set()
     assert fetcher.result(requests[7])[0] == 7 and reader.ended == [7]
-
-
-def test_failure_reaches_all_waiters_and_frees_bytes(fetcher):
-    reader = Reader()
-    reader.allowed.set()
-    (request,), held = claims(fetcher, reader, [666], 10)
-    fetcher.prefetch([request])
-    for _ in range(2):
-        with pytest.raises(PermanentError, match="no such luck"):
-            fetcher.result(request)
-    held[0].release()
-    until(lambda: not fetcher._held and not fetcher._active)
-    fetcher.close()
-    with pytest.raises(PermanentError, match="was closed while it was being read"):
-        fetcher.prefetch([request])

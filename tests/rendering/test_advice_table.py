@@ -10,7 +10,7 @@ from rich.console import Console
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.recovery.advice import Advice, Considered, Remedy
 from kerasmem.rendering.formatting import plain_text
-from kerasmem.rendering.remedy_texts import advice_code, advice_table
+from kerasmem.rendering.remedy_texts import advice_table
 
 MIB = 2**20
 CODE = "kerasmem.fit(model, x, y, batch_size=64, micro_batches=4)\n"
@@ -50,14 +50,6 @@ def test_nothing_is_cut(width):
     joined = " ".join(text.split())
     for word in ("micro-batches", "precision", "70.0 MiB", "fits", "Not offered", "something to know"):
         assert word in joined, word
-
-
-def test_code_has_each_remedy_once():
-    headings = [line for line in advice_code(some_advice()).splitlines() if line.startswith("# ")]
-    assert headings == [
-        "# 4 micro-batches of 16: fits, same training trajectory",
-        "# half precision (mixed_float16): too close to call, same network, other rounding",
-    ]
 
 
 def test_nothing_saves():

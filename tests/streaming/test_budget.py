@@ -53,17 +53,6 @@ def test_a_refusal_names_the_dataset_with_the_largest_chunks():
         plan(*layouts)
 
 
-def test_more_threads_than_cores_if_they_only_wait(monkeypatch):
-    monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 2)
-    packed = replace(dataset(chunk=256), filters=("gzip",))
-    assert plan(dataset(chunk=256)).threads > 2
-    assert plan(packed).threads == 2, "one a core, as they unpack"
-    assert plan(packed, budget=20 * MIB).threads <= 2
-    monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 64)
-    assert plan(dataset(chunk=256)).threads == 16
-    assert 4 <= plan(packed).threads <= 16, "as many as the budget has buffers for"
-
-
 def test_batches_ahead_count_and_leave_the_windows_alone():
     for batch_size in (32, 256, 2000):
         none, some, many = (

@@ -26,8 +26,10 @@ def targets(batches):
     return [np.asarray(batch[1]).tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("prefetch", [0, 40])
-@pytest.mark.parametrize("way", [{}, {"workers": 3}, {"shuffle": False}, {"transform": slow_double, "workers": 2}])
+@pytest.mark.parametrize(
+    ("way", "prefetch"),
+    [({}, 0), ({"workers": 3}, 40), ({"shuffle": False}, 40), ({"transform": slow_double, "workers": 2}, 0)],
+)
 def test_the_same_batches_epoch_by_epoch(path, way, prefetch):
     plain, data = stream(path, **way), stream(path, **way).as_tf_dataset(prefetch=prefetch)
     assert int(data.cardinality()) == 26

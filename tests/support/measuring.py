@@ -113,15 +113,7 @@ def thumbnails():
     return model
 
 
-def perceptron():
-    model = keras.Sequential([keras.Input((256,)), layers.Dense(512, activation="relu"), layers.Dense(10)])
-    model.compile("adam", "mse")
-    return model
-
-
-MODELS = {
-    each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, thumbnails, perceptron)
-}
+MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, thumbnails)}
 
 
 def batch_of(model, size):
