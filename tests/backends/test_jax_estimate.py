@@ -151,7 +151,7 @@ def test_max_batch_size_uses_xla_and_refuses_confirm():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("estimate", "--method", "graph"), "method 'graph' needs the TensorFlow backend of Keras, not JAX; use xla"),
+        (("estimate", "--method", "graph"), "method 'graph': not on Keras's jax backend, only on TensorFlow; use xla"),
         (("estimate", "--method", "xla", "--no-jit-compile"), "jit_compile=False"),
         (("profile",), "profile needs the TensorFlow backend"),
         (("max-batch", "--device", "1GB", "--confirm"), "confirm needs the TensorFlow backend"),
