@@ -162,6 +162,13 @@ def test_short_chunks_never_reach_hdf5(tmp_path, set_filters, chunk, virtual):
         read(path, "v" if virtual else "x")
 
 
+def test_damaged_chunk_as_large_as_its_data_is_refused(tmp_path):
+    """Only a chunk beyond the edge of its dataset may lack its filters."""
+    path = write_chunk(tmp_path / "raw.h5", bytes(64 * 8), lambda creation: creation.set_deflate(4))
+    with pytest.raises(DataError, match="cannot be read"):
+        read(path)
+
+
 def test_short_unfiltered_chunk_is_refused(tmp_path):
     """HDF5 does not check the size of unfiltered chunks either. Only HDF5 reads 12-bit integers."""
     path = tmp_path / "odd.h5"

@@ -96,7 +96,7 @@ def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
         return False
     inside = (slice(0, skipped + 1), *(slice(0, part.stop - part.start) for part in chunk.inner))
     selection = (slice(source.shape[0] - 1 - skipped, source.shape[0]), *chunk.inner)
-    decoded = source.decode(chunk, Scratch(), source.handle)[inside]
+    decoded = source.decode(chunk, source.shape[0] - 1, Scratch(), source.handle)[inside]
     return bool(dataset[selection].tobytes() != decoded.tobytes())
 
 

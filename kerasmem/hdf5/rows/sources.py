@@ -257,14 +257,14 @@ class ChunkedSource(DirectSource):
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch, reader)
             return
-        rows = self.decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
+        rows = self.decode(chunk, run.start, scratch, reader)[skipped : skipped + run.stop - run.start]
         index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
         rows = rows[index]
         for delivery, target in outputs:
             delivery.put(rows, run.picked, target, run.slots, scratch, chunk.inner)
 
-    def decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
-        """Read and decode a chunk. The result may be a view of `scratch`."""
+    def decode(self, chunk: Chunk, row: int, scratch: Scratch, reader: Reader) -> np.ndarray:
+        """Read and decode a chunk with a row. The result may be a view of `scratch`."""
         self._check_size(chunk)
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
@@ -272,10 +272,15 @@ class ChunkedSource(DirectSource):
         try:
             data = self.pipeline.decode(stored, chunk.mask, scratch)
         except DecodeError:
-            if chunk.size != self.pipeline.chunk_bytes:
+            if chunk.size != self.pipeline.chunk_bytes or not self._is_at_edge(chunk, row):
                 raise
-            data = stored  # with H5Pset_chunk_opts, chunks at the dataset's edge are not filtered
+            data = stored  # with H5Pset_chunk_opts, chunks beyond the dataset's edge are not filtered
         return data.view(self.dtype).reshape(self.chunk)
+
+    def _is_at_edge(self, chunk: Chunk, row: int) -> bool:
+        sizes = (part.stop - part.start for part in chunk.inner)
+        is_narrow = any(size < full for size, full in zip(sizes, self.chunk[1:], strict=False))
+        return is_narrow or row // self.chunk[0] == self.shape[0] // self.chunk[0]
 
     def _check_size(self, chunk: Chunk) -> None:
         if chunk.size > self.pipeline.most_stored() or (
