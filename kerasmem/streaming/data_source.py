@@ -184,8 +184,9 @@ def read_windows(
         DataError: If the file or its data cannot be used.
     """
     access = access or Access()
-    layout = scan_files(paths, list(names), access)
-    columns = choose_columns(layout, [read_part("x", names)], read_dtype("stored", names), {})[0]
+    part = read_part("x", names)
+    layout = scan_files(paths, list(part.names), access)
+    columns = choose_columns(layout, [part], read_dtype("stored", part.names), {})[0]
     selection = range(start, layout.datasets[0].rows if stop is None else stop)
     if not len(selection):
         return

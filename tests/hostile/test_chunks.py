@@ -197,3 +197,11 @@ def test_szip_needs_trust(tmp_path):
     with pytest.raises(DataError, match=r"HDF5 would decode unchecked.*trust_file=True"):
         read(tmp_path / "szip.h5")
     assert np.array_equal(read(tmp_path / "szip.h5", trust_file=True), x)
+
+
+def test_windows_have_plain_names(tmp_path):
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["train/x"] = np.arange(8)
+    for name in ("/train/x", "train//x", "./train/x"):
+        ((_, window),) = read_windows([str(tmp_path / "plain.h5")], [name])
+        assert window["train/x"].tolist() == list(range(8))
