@@ -109,6 +109,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._test_phase = "evaluate"
         self._thread: int | None = None  # of the hooks that are logged; 0 during a `fit` inside the logged one
         self._run_thread: int | None = None  # of the run in progress
+        self._run_process: int | None = None  # of the latest run
         self._fit_depth: int | None = None  # of its `fit` in the stack
         self._line: str | None = None  # printed after the progress bar has ended its own
         self.growth: GrowthStatus | None = None
@@ -171,10 +172,9 @@ class MemoryLogger(keras.callbacks.Callback):
         self._recorder.end_run()
 
     def __del__(self) -> None:
-        """Close a logger that is deleted after an exception in `fit`."""
-        recorder = self.__dict__.get("_recorder")  # missing if an argument was wrong
-        if recorder is not None:
-            recorder.end_run()
+        """Close a logger that is deleted after an exception in `fit`, except in a forked process."""
+        if self.__dict__.get("_run_process") == os.getpid():
+            self._recorder.end_run()
 
     def _try_growth(self) -> None:
         """Ask for memory growth once per process, and warn if it is refused."""
@@ -276,6 +276,7 @@ class MemoryLogger(keras.callbacks.Callback):
             self._try_growth()
             self._recorder.begin_run(find_worker(getattr(self._model, "distribute_strategy", None)))
             self._kind, self._thread, self._run_thread = kind, here, here
+            self._run_process = os.getpid()
             self._fit_depth = next(iter(_fit_depths()), None)
         self._recorder.begin_part(kind)
         self._recorder.phase.enter(phase)
@@ -313,7 +314,10 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings only: results, the model, open files and the driver stay with the original."""
-        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_run_thread", "_line", "growth"))}
+        return {
+            **self.__dict__,
+            **dict.fromkeys(("_model", "_thread", "_run_thread", "_run_process", "_line", "growth")),
+        }
 
 
 def _fit_depths() -> list[int]:

@@ -8,6 +8,7 @@ import pytest
 
 from kerasmem.devices.training_devices import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader, logfile, read_timeline, run_log
+from kerasmem.monitoring.logger import MemoryLogger
 from kerasmem.monitoring.recorder import Recorder
 
 
@@ -224,6 +225,21 @@ def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
         os._exit((tmp_path / "log.csv").read_text().count("\n") - 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     rec.write_quietly()
+    assert len(read_timeline(tmp_path / "log.csv")) == 1
+
+
+def test_a_logger_deleted_in_a_forked_process_writes_nothing(ledger, tmp_path):
+    logger = MemoryLogger(tmp_path / "log.csv", memory_growth=False, sampling=0)
+    logger.on_train_begin()
+    logger._recorder._write_at = math.inf
+    logger.on_train_batch_begin(0)
+    logger.on_train_batch_end(0)
+    child = os.fork()
+    if child == 0:
+        del logger
+        os._exit((tmp_path / "log.csv").read_text().count("\n") - 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    logger.close()
     assert len(read_timeline(tmp_path / "log.csv")) == 1
 
 
