@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import sys
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from kerasmem.errors import UsageError
 from kerasmem.training.run_state import RunState
-from kerasmem.training.sources import Source, compare_first
+from kerasmem.training.sources import Source, checksum, warn_if_changed
 from kerasmem.training.steps.batches import map_arrays
 
 _NO_ORDER = (-1, np.arange(0))
@@ -158,15 +159,17 @@ class ArraySource(BatchSource):
 
     def position(self, run: RunState) -> dict[str, Any]:
         """Return the seed, and the checksum of the first rows."""
-        return {**super().position(run), "first_batch": self._compare_rows(None)}
+        return {**super().position(run), "first_batch": self._first}
 
     def go_to(self, position: dict[str, Any], run: RunState, epochs: int) -> None:
         """Adopt the seed and the position, and warn if the first rows have changed."""
         super().go_to(position, run, epochs)
-        self._compare_rows(position.get("first_batch"))
+        warn_if_changed(self._first, position.get("first_batch"))
 
-    def _compare_rows(self, saved: int | None) -> int:
-        return compare_first(map_arrays(lambda leaf: leaf[: self._batch_size], self._parts), saved)
+    @functools.cached_property
+    def _first(self) -> int:
+        """Checksum of the first rows, which every checkpoint contains."""
+        return checksum(map_arrays(lambda leaf: leaf[: self._batch_size], self._parts))
 
     def batch(self, epoch: int, index: int) -> Any:
         """Return a batch of an epoch of the data."""
@@ -202,6 +205,4 @@ def keras_array(leaf: Any) -> Any:
             f"x, y must be arrays, a PyDataset, H5ChunkSequence or tf.data to be resumed; got {type(leaf).__name__}"
         )
     array = np.asarray(leaf)
-    if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():
-        array = array.astype(keras.config.floatx())
-    return array
+    return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array

@@ -5,7 +5,7 @@ A source gives Keras the data, returns its position as JSON values, and moves to
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import zlib
 from typing import Any
 
@@ -85,7 +85,8 @@ class StreamSource(Source):
     def check_first(self, batch: Any) -> None:
         """Note the first batch that is read, or warn if it has changed since an earlier process."""
         if self._is_first:
-            self._first, self._is_first = compare_first(batch, self._first), False
+            saved, self._first, self._is_first = self._first, checksum(batch), False
+            warn_if_changed(self._first, saved)
 
     def peek(self) -> Any:
         """Return a batch of zeros if the pipeline has specs, as reading it would change its next order."""
@@ -97,25 +98,27 @@ class StreamSource(Source):
         return keras.tree.map_structure(lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), specs)
 
 
-def compare_first(batch: Any, saved: int | None) -> int:
-    """Return the checksum of the first batch, and warn if another one was saved."""
+def checksum(batch: Any) -> int:
+    """Return a checksum of the arrays in a batch."""
     arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(batch) if hasattr(leaf, "__array__")]
-    checksum = zlib.crc32(b"".join(array.tobytes() for array in arrays if array.dtype.kind != "O"))
-    if saved not in (None, checksum):
+    return zlib.crc32(b"".join(array.tobytes() for array in arrays if array.dtype.kind != "O"))
+
+
+def warn_if_changed(first: int, saved: int | None) -> None:
+    """Warn if the checkpoint has another checksum of the first batch."""
+    if saved not in (None, first):
         warn_user(
             "x: the first batch has changed since the checkpoint was written, so the result is not that of an "
             "undisturbed run; give shuffle() a seed, or restore the data",
             RuntimeWarning,
         )
-    return checksum
 
 
 def pass_batches(iterator: Any, count: int) -> Any:
     """Read batches up to the end of the data, at least one, and return the first."""
     first = next(iterator)
-    with contextlib.suppress(StopIteration):
-        for _ in range(count - 1):
-            next(iterator)
+    for _ in itertools.islice(iterator, count - 1):
+        pass
     return first
 
 
