@@ -187,7 +187,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
 def step_settings(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `StepSpec` from the options. It imports Keras."""
     from kerasmem.models.spec import EstimateSettings
-    from kerasmem.models.vocabulary import parse_factory_args
+    from kerasmem.models.user_code import parse_factory_args
 
     settings = {name: options[name] for name in EstimateSettings.__annotations__ if name in options}
     return {

@@ -15,7 +15,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, name_scopes_replaced
 from kerasmem.models.backend import import_keras
-from kerasmem.models.vocabulary import is_of_a_library
+from kerasmem.models.user_code import is_of_a_library
 
 BACKWARD = "gradient_tape"
 _SUM = re.compile(r"AddN(_\d+)?")

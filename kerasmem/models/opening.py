@@ -16,7 +16,7 @@ from kerasmem.checks import nearest
 from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
 from kerasmem.compat.keras_state import names_restarted, safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
-from kerasmem.models import vocabulary
+from kerasmem.models import user_code, vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, check_factory_name, check_model_name, is_factory_name, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
@@ -182,7 +182,7 @@ def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
     check_factory_name(text, option)
     module_name, _, function = text.rpartition(":")
-    names = vocabulary.import_user_module(module_name, option)
+    names = user_code.import_user_module(module_name, option)
     build: Callable[..., Any] | None = names.get(function)
     if not callable(build):
         hint = nearest(function, sorted(names, reverse=True))  # prefers ResNet50 to the module resnet50
@@ -316,7 +316,7 @@ def pack_model(model: Any) -> PackedModel:
         raise _not_rebuilt(model.name, error) from error
     compiled = config.pop("compile_config", None)
     text = repr((config, compiled))
-    objects = {name: value for name, value in vocabulary.own_objects(model).items() if repr(name) in text}
+    objects = {name: value for name, value in user_code.own_objects(model).items() if repr(name) in text}
     layers = flatten_layers(model)
     flags = tuple((layer.name, bool(layer.trainable)) for layer in layers)
     follow = all(weight.trainable == layer.trainable for layer in layers for weight in weights_added_to_train(layer))

@@ -10,7 +10,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.models.backend import import_keras
-from kerasmem.models.vocabulary import is_of_a_library
+from kerasmem.models.user_code import is_of_a_library
 
 
 def takes_settings(model: Any) -> bool:

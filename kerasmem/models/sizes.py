@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from kerasmem.records import renamed
 
-# Element of tf.string; text beyond 22 bytes is stored elsewhere.
-_STRING_BYTES = 24
-_SPECIAL = {"bool": 1, "string": _STRING_BYTES, "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1}
+# An element of tf.string; text beyond 22 bytes is stored elsewhere.
+_SPECIAL = {"bool": 1, "string": 24, "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1}
 
 
 def element_bytes(dtype: str) -> int:

@@ -14,7 +14,7 @@ from kerasmem.checks import MethodName, Mode
 from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import GivenShape, GivenTargets, given_targets, normalise_input_shapes
 from kerasmem.models.opening import OpenedModel, open_model, pack_model
-from kerasmem.models.vocabulary import load_custom_objects
+from kerasmem.models.user_code import load_custom_objects
 
 DEFAULT_BATCH_SIZE = 32
 F = TypeVar("F", bound=Callable[..., Any])

@@ -7,16 +7,9 @@ other file, and if each name in it is a building block of Keras or defined by th
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import inspect
-import json
-import runpy
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from types import FunctionType
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kerasmem.compat.keras_layers import LEGACY_LAYERS, flatten_layers, functional_class
@@ -29,7 +22,6 @@ _CLASS_MODULES = (
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
-_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # their objects need not be passed by the user
 _OWN_MODULE, _OWN_CLASS = "kerasmem.training.recompute.model", "RecomputedFunctional"
 OWN_NAME = f"kerasmem>{_OWN_CLASS}"
 
@@ -247,11 +239,6 @@ def register_own_classes(config: Any) -> None:
         importlib.import_module(_OWN_MODULE)
 
 
-def _graph_key(name: Any, layers: Iterable[str]) -> tuple[Any, ...]:
-    """Return the identity of a Functional model inside another: its name and those of its layers."""
-    return name, *layers
-
-
 def configuration(model: Any) -> dict[str, Any]:
     """Return a model's configuration for `keras.saving.deserialize_keras_object`, with its cuts.
 
@@ -260,8 +247,8 @@ def configuration(model: Any) -> dict[str, Any]:
     keras = import_keras()
     config: dict[str, Any] = keras.saving.serialize_keras_object(model)
     recomputed = keras.saving.get_custom_objects().get(OWN_NAME, ())  # registered when the class is imported
-    cut_models = {
-        _graph_key(layer.name, [operation.name for operation in layer.operations]): layer
+    cut_models = {  # by the names of the model and its layers
+        (layer.name, *(operation.name for operation in layer.operations)): layer
         for layer in flatten_layers(model)
         if isinstance(layer, recomputed)
     }
@@ -269,87 +256,8 @@ def configuration(model: Any) -> dict[str, Any]:
         inner = node.get("config")
         if node.get("class_name") != "Functional" or not isinstance(inner, dict):
             continue
-        key = _graph_key(inner.get("name"), [layer["name"] for layer in inner.get("layers", ())])
-        cut_model = cut_models.get(key)
-        if cut_model is not None:
+        names = inner.get("name"), *(layer["name"] for layer in inner.get("layers", ()))
+        if cut_model := cut_models.get(names):
             inner.update(cuts=list(cut_model.cuts), recomputed=list(cut_model.recomputed))
             node.update(class_name=_OWN_CLASS, module=_OWN_MODULE, registered_name=OWN_NAME)
     return config
-
-
-def own_objects(model: Any) -> dict[str, Any]:
-    """Return the user's classes and functions in a model, by the names that Keras uses for them.
-
-    They come from its layers, optimizer, losses and metrics, and from their attributes.
-    """
-    keras = import_keras()
-    metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
-    losses = keras.tree.flatten(getattr(model, "loss", None))
-    parts = [getattr(model, "optimizer", None), *flatten_layers(model), *metrics, *losses]
-    attributes = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
-    parts += [value for value in attributes if isinstance(value, FunctionType) or hasattr(value, "get_config")]
-    definitions = [part if isinstance(part, (FunctionType, type)) else type(part) for part in parts]
-    own = {definition.__name__: definition for definition in definitions if not is_of_a_library(definition)}
-    own.pop("<lambda>", None)  # Keras serializes lambdas itself
-    registered = dict(keras.saving.get_custom_objects())
-    registered.pop(OWN_NAME, None)  # `register_own_classes` adds it if it is used
-    return {**own, **registered}
-
-
-def is_of_a_library(value: Any) -> bool:
-    """Return whether a function, a class or an object's class is defined in a library, not by the user."""
-    definition = value if isinstance(value, (FunctionType, type)) else type(value)
-    return str(getattr(definition, "__module__", "")).partition(".")[0] in _LIBRARIES
-
-
-def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
-    """Import modules of the user and collect the classes and functions for models.
-
-    Args:
-        names: dotted module names ("package.module") or paths of Python files.
-
-    Returns:
-        Objects by name: the public classes and functions of the modules, and the objects registered with Keras.
-
-    Raises:
-        UsageError: If a module cannot be imported.
-    """
-    objects: dict[str, Any] = {}
-    for name in names:
-        for key, value in import_user_module(name, "--custom-objects").items():
-            if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
-                objects[key] = value
-    return with_registered(objects)
-
-
-def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Read arguments such as "depth=5". A value is JSON if possible (5, 0.1, true, [1, 2]), else text.
-
-    Raises:
-        UsageError: If an argument has no name.
-    """
-    arguments: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise UsageError(f"--factory-arg must be NAME=VALUE, such as depth=5; got {text!r}")
-        arguments[name] = value
-        with contextlib.suppress(ValueError):
-            arguments[name] = json.loads(value)
-    return arguments
-
-
-def import_user_module(name: str, option: str) -> dict[str, Any]:
-    """Import a module by dotted name, also from the current folder, or run a `.py` file, and return its names.
-
-    A file is not registered as a module, so a user's `random.py` does not replace Python's.
-
-    Raises:
-        UsageError: If the module does not exist, or importing it fails.
-    """
-    if Path.cwd().as_posix() not in sys.path:
-        sys.path.insert(0, Path.cwd().as_posix())
-    try:
-        return runpy.run_path(name) if name.endswith(".py") else vars(importlib.import_module(name))
-    except Exception as error:
-        raise UsageError(f"{option} {name}: cannot be imported ({type(error).__name__}: {error})") from error

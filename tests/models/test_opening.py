@@ -16,7 +16,7 @@ import pytest
 
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import estimating
-from kerasmem.models.vocabulary import import_user_module, load_custom_objects, parse_factory_args
+from kerasmem.models.user_code import import_user_module, load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 
 layers = keras.layers
