@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
@@ -187,7 +189,6 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
 def step_settings(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `StepSpec` from the options. It imports Keras."""
     from kerasmem.models.spec import EstimateSettings
-    from kerasmem.models.user_code import parse_factory_args
 
     settings = {name: options[name] for name in EstimateSettings.__annotations__ if name in options}
     return {
@@ -196,6 +197,23 @@ def step_settings(options: dict[str, Any]) -> dict[str, Any]:
         "factory_args": parse_factory_args(options["factory_args"]),
         "jit_compile": "auto" if options["jit_compile"] is None else options["jit_compile"],
     }
+
+
+def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
+    """Read arguments such as "depth=5". A value is JSON if possible (5, 0.1, true, [1, 2]), else text.
+
+    Raises:
+        UsageError: If an argument has no name.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--factory-arg must be NAME=VALUE, such as depth=5; got {text!r}")
+        arguments[name] = value
+        with contextlib.suppress(ValueError):
+            arguments[name] = json.loads(value)
+    return arguments
 
 
 def worst(verdicts: Iterable[str]) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 import runpy
 import sys
 from collections.abc import Iterable
@@ -63,23 +61,6 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
             if not key.startswith("_") and isinstance(value, (FunctionType, type)):
                 objects[key] = value
     return with_registered(objects)
-
-
-def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Read arguments such as "depth=5". A value is JSON if possible (5, 0.1, true, [1, 2]), else text.
-
-    Raises:
-        UsageError: If an argument has no name.
-    """
-    arguments: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise UsageError(f"--factory-arg must be NAME=VALUE, such as depth=5; got {text!r}")
-        arguments[name] = value
-        with contextlib.suppress(ValueError):
-            arguments[name] = json.loads(value)
-    return arguments
 
 
 def import_user_module(name: str, option: str) -> dict[str, Any]:

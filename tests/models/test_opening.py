@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
+from kerasmem.cli.options import parse_factory_args
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import estimating
-from kerasmem.models.user_code import import_user_module, load_custom_objects, parse_factory_args
+from kerasmem.models.user_code import import_user_module, load_custom_objects
 from kerasmem.models.weightless import weightless
 
 layers = keras.layers
