@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -31,19 +32,20 @@ def _evaluations(result: SearchResult, terminal: int | None) -> Table:
     first = Column("batch size", justify="right", overflow="fold")
     sizes = map(figures, ("Needs", "At least", "At most"))
     rows = table(terminal, first, *sizes, Column("Verdict", no_wrap=True))
-    for each in result.evaluations:
-        least = None if result.report.settings.stands_in else each.low
-        style = "bold" if each.size == result.largest else None
-        rows.add(f"{each.size:,}", each.total, least, each.high, verdict_text(each.verdict), style=style)
+    for evaluation in result.evaluations:
+        least = None if result.report.settings.stands_in else evaluation.low
+        style = "bold" if evaluation.size == result.largest else None
+        verdict = verdict_text(evaluation.verdict)
+        rows.add(f"{evaluation.size:,}", evaluation.total, least, evaluation.high, verdict, style=style)
     return rows
 
 
 def _trials(result: SearchResult, terminal: int | None) -> Table:
     rows = table(terminal, *map(figures, ("Real steps at", "Peak", "Limit")), Column("Outcome", no_wrap=True))
-    for each in sorted(result.trials, key=lambda trial: trial.size):
-        outcome = Text("ran", VERDICT_STYLES["fits"]) if each.fits else Text("ran out", VERDICT_STYLES["does not fit"])
-        style = "bold" if each.size == result.largest else None
-        rows.add(f"{each.size:,}", each.peak_bytes, each.limit_bytes, outcome, style=style)
+    for trial in sorted(result.trials, key=operator.attrgetter("size")):
+        outcome = Text("ran", VERDICT_STYLES["fits"]) if trial.fits else Text("ran out", VERDICT_STYLES["does not fit"])
+        style = "bold" if trial.size == result.largest else None
+        rows.add(f"{trial.size:,}", trial.peak_bytes, trial.limit_bytes, outcome, style=style)
     return rows
 
 
@@ -55,9 +57,9 @@ def _device(result: SearchResult) -> Text:
 def _answer_of_trials(result: SearchResult) -> Text:
     line = _device(result)
     if result.largest is None:
-        smallest = min(each.size for each in result.trials)
+        smallest = min(trial.size for trial in result.trials)
         return line.append(f"batch size {smallest:,} ran out of memory", style=VERDICT_STYLES["does not fit"])
-    peak = next((each.peak_bytes for each in result.trials if each.size == result.largest), None)
+    peak = next((trial.peak_bytes for trial in result.trials if trial.size == result.largest), None)
     line.append(f"batch size {result.largest:,} ran", style=VERDICT_STYLES["fits"])
     return line if peak is None else line.append(f", {format_size(result.device.available_bytes - peak)} to spare")
 
@@ -66,7 +68,7 @@ def _answer(result: SearchResult) -> Iterator[Text]:
     device, line = result.device, _device(result)
     has_failed = device.verdict == "does not fit"
     if result.largest is not None:
-        size = next(each for each in result.evaluations if each.size == result.largest)
+        size = next(evaluation for evaluation in result.evaluations if evaluation.size == result.largest)
         most = size.total if size.high is None else size.high
         line.append(f"batch size {result.largest:,} fits", style=VERDICT_STYLES["fits"])
         line.append(f", {format_size(device.available_bytes - most)} to spare")
@@ -87,7 +89,7 @@ def _answer(result: SearchResult) -> Iterator[Text]:
 def cards_table(ranking: CardRanking, terminal: int | None = None) -> RenderableType:
     """Show the answer, and a row for each card."""
     report, best = ranking.report, ranking.best
-    fitting = sum(each.verdict == "fits" for each in ranking.cards)
+    fitting = sum(card.verdict == "fits" for card in ranking.cards)
     if best is None:
         answer = Text("✘ fits none of the known cards", style=VERDICT_STYLES["does not fit"])
     else:

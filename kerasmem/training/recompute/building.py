@@ -139,12 +139,12 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     from kerasmem.training.recompute.model import RecomputedFunctional
 
     source = _functional(model)
-    made = RecomputedFunctional(source.input, source.output, name=model.name, cuts=plan.cuts)
-    made.plan = plan
-    made.dtype_policy = model.dtype_policy  # the global policy may have changed
+    recomputed = RecomputedFunctional(source.input, source.output, name=model.name, cuts=plan.cuts)
+    recomputed.plan = plan
+    recomputed.dtype_policy = model.dtype_policy  # the global policy may have changed
     if model.compiled:
-        made.compile(**compile_arguments(model))  # the models share weights and optimizer
-    return made
+        recomputed.compile(**compile_arguments(model))  # the models share weights and optimizer
+    return recomputed
 
 
 def _estimated_within(
@@ -164,11 +164,11 @@ def _estimated_within(
     """
     aim = limit
     for _ in range(_TRIES):
-        made = build_recomputed(model, replace(plan, target_bytes=limit))
-        need = estimate(made, batch_size=plan.batch_size, input_shape=input_shape).bytes
+        recomputed = build_recomputed(model, replace(plan, target_bytes=limit))
+        need = estimate(recomputed, batch_size=plan.batch_size, input_shape=input_shape).bytes
         most = need.total if need.high is None else need.high
         if most <= limit:
-            return made
+            return recomputed
         aim -= most - limit
         try:
             plan = choose(target_bytes=max(aim, 1))
@@ -176,7 +176,7 @@ def _estimated_within(
             break
     raise UsageError(
         f"memory {format_size(limit)} is too small: the step may need {format_size(most)} at batch "
-        f"{plan.batch_size:,}, cut after {', '.join(made.cuts) or 'no layer'}; use a smaller batch"
+        f"{plan.batch_size:,}, cut after {', '.join(recomputed.cuts) or 'no layer'}; use a smaller batch"
     )
 
 
@@ -208,8 +208,8 @@ def _persistent_bytes(model: Any, source: Any, batch_size: int, input_shape: Any
     """Return the bytes of weights, the optimizer's slots and the batch."""
     _, inputs = model_inputs(source, normalise_input_shapes(input_shape))
     batch = 0
-    for each in inputs:
-        batch += batch_size * math.prod(size or 1 for size in each.shape[1:]) * element_bytes(each.dtype)
-    weights = sum(variable_bytes(each) for each in source.variables)
+    for tensor in inputs:
+        batch += batch_size * math.prod(size or 1 for size in tensor.shape[1:]) * element_bytes(tensor.dtype)
+    weights = sum(variable_bytes(variable) for variable in source.variables)
     slots = optimizer_slot_bytes(training_of_model(model), list(source.trainable_variables)) or 0
     return weights + slots + batch

@@ -92,7 +92,7 @@ class RecomputedFunctional(Functional):
             is_run = segment.layers and self._cuts and segment.inside is None
             leaving = run_segment(run, entering, segment.layers, segment.recomputed) if is_run else run(entering)
             tensors.update(zip(segment.leaving, leaving, strict=True))
-        return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
+        return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(output)] for output in self.outputs])
 
 
 # Keras writes the class's name and module into files, and names the weights of nested models by their class.
@@ -126,10 +126,10 @@ class WalkedFunctional(Functional):
             if call.is_model:
                 outputs = keras.tree.flatten(operation_fn(walked(operation, make_call, tensors))(*args, **kwargs))
             else:
-                taken = [tensors.get(id(each)) for each in call.node.input_tensors]
+                taken = [tensors.get(id(tensor)) for tensor in call.node.input_tensors]
                 outputs = make_call(functools.partial(operation_fn(operation), *args, **kwargs), taken, operation)
             tensors.update(zip(map(id, call.node.outputs), outputs, strict=False))
-        return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
+        return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(output)] for output in self.outputs])
 
 
 def walked(model: Any, make_call: MakeCall, tensors: dict[int, Any]) -> Any:
@@ -138,7 +138,7 @@ def walked(model: Any, make_call: MakeCall, tensors: dict[int, Any]) -> Any:
 
 
 def _is_symbolic(inputs: Any) -> bool:
-    return any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(inputs))
+    return any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(inputs))
 
 
 def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunction:
@@ -147,7 +147,7 @@ def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunc
         for node in segment.nodes:
             args, kwargs = node.arguments.fill_in(tensors)
             call = functools.partial(operation_fn(segment.inside or node.operation), *args, **kwargs)
-            taken = [tensors.get(id(each)) for each in node.input_tensors]
+            taken = [tensors.get(id(tensor)) for tensor in node.input_tensors]
             outputs = make_call(call, taken, node.operation)
             tensors.update(zip(map(id, node.outputs), outputs, strict=False))
         return [tensors[key] for key in segment.leaving]

@@ -242,7 +242,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     @property
     def cuts(self) -> tuple[str, ...]:
         """The last layer of each segment but the last."""
-        return tuple(each.last for each in self.segments[:-1])
+        return tuple(segment.last for segment in self.segments[:-1])
 
     @property
     def predicted_bytes(self) -> int:

@@ -98,7 +98,7 @@ def run_jax_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequenc
     if not again:
         return run(list(inputs))
     variables, values = variables_now(layers)
-    inner = [each for layer in layers for each in flatten_layers(layer)]
+    inner = [part for layer in layers for part in flatten_layers(layer)]
     assigned: list[Any] = []
     owners: list[Any] = []
 
@@ -110,9 +110,9 @@ def run_jax_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequenc
         updates = scope.updates()
         assigned[:] = [variable for variable, _ in updates]
         owners[:] = [loss_owner(loss, inner) or layers[0] for loss in scope.losses]
-        return outputs, [mask_of(each) for each in outputs], [value for _, value in updates], list(scope.losses)
+        return outputs, [mask_of(tensor) for tensor in outputs], [value for _, value in updates], list(scope.losses)
 
-    outputs, masks, updates, losses = jax.checkpoint(pure)(values, list(inputs), [mask_of(each) for each in inputs])
+    outputs, masks, updates, losses = jax.checkpoint(pure)(values, list(inputs), [mask_of(tensor) for tensor in inputs])
     for variable, value in zip(assigned, updates, strict=True):
         variable.assign(value)
     for owner, loss in zip(owners, losses, strict=True):

@@ -102,8 +102,8 @@ class _Traced:
 
     Attributes:
         graph: graph with the gradients of the weights as outputs.
-        begins: places of the beginning of each call's forward pass, and of the end of the last one.
-        turns: places of the beginning and the end of each call's backward pass.
+        begins: positions of the beginning of each call's forward pass, and of the end of the last one.
+        turns: positions of the beginning and the end of each call's backward pass.
         tensors: tensors by the ids of the symbolic ones.
     """
 
@@ -166,9 +166,9 @@ def _check_inputs(graph: Any, begins: Sequence[int], available: Sequence[tuple[A
         available: layer of each call, with its inputs and the values of variables by identity.
     """
     operations = graph.get_operations()
-    caller = {
-        made.name: n for n, (start, end) in enumerate(itertools.pairwise(begins)) for made in operations[start:end]
-    }
+    caller: dict[str, int] = {}  # number of the call of each operation
+    for call, (start, end) in enumerate(itertools.pairwise(begins)):
+        caller |= dict.fromkeys((operation.name for operation in operations[start:end]), call)
     for operation in operations[begins[0] : begins[-1]]:
         number = caller[operation.name]
         layer, inputs = available[number]
@@ -187,7 +187,7 @@ class _Reader:
         self._kernels, self._compiled = kernels, dict[Any, int]()
         self._traced, self._begins, self._tensors = traced, traced.begins, traced.tensors
         self._operations = in_order(traced.graph.get_operations(), traced.begins[-1])
-        self._place = {each.name: number for number, each in enumerate(self._operations)}
+        self._position = {operation.name: number for number, operation in enumerate(self._operations)}
         self._names, self._calls = zip(*calls, strict=True)
         self._ends = {id(output) for output in model.outputs}
         self._needed = needed_for(traced.graph.outputs)  # without gradients of frozen layers, which never run
@@ -238,13 +238,13 @@ class _Reader:
                 size = bytes_of(tensor) if tensor.dtype.name != "variant" else list_bytes(operation, tensor)
                 yield Kept(size, max(later, default=None), for_gradient)
 
-    def _taken_after(self, tensor: Any, place: int) -> bool:
-        """Return whether an operation from a place on reads the tensor's values, possibly through aliases."""
+    def _taken_after(self, tensor: Any, position: int) -> bool:
+        """Return whether an operation from a position on reads the tensor's values, possibly through aliases."""
         for operation in tensor.consumers():
-            if self._place[operation.name] >= place:
+            if self._position[operation.name] >= position:
                 if operation.type not in SHAPE_ONLY and operation.name in self._needed:
                     return True
-            elif operation.type in ALIASES and any(self._taken_after(alias, place) for alias in operation.outputs):
+            elif operation.type in ALIASES and any(self._taken_after(alias, position) for alias in operation.outputs):
                 return True
         return False
 
@@ -253,8 +253,8 @@ class _Reader:
         begin, turns = self._begins[-1], self._traced.turns
         until = {}  # the update of a weight follows its gradient when the call's turn is over
         for gradient in self._traced.graph.outputs:
-            place = self._place[root_of(gradient).op.name]
-            ends = [after for before, after in turns if before <= place < after]
+            position = self._position[root_of(gradient).op.name]
+            ends = [after for before, after in turns if before <= position < after]
             until[root_of(gradient).ref()] = max(ends, default=0) - 1
         lives = lifetimes(self._operations[begin:], self._needed, until, begin, self._scratch)
         return [max(lives[before - begin : after - begin], default=0) for before, after in turns]
