@@ -200,7 +200,7 @@ def logger() -> str:
     summary = logger["summary"]
     row = (
         f"{summary['step_milliseconds']:.1f} ms", f"{summary['hooks_in_fit_microseconds']:.0f} µs",
-        f"{100 * summary['median_own_share']:.2f} %", f"{100 * summary['median_difference_share']:.2f} %",
+        f"{100 * summary['median_own_share']:.2f} %", f"{100 * summary['difference_share']:.2f} %",
         len(logger["rows"]),
     )  # fmt: skip
     return table(">step|>hooks of a batch (goal 50 µs)|>own count|>`fit` with and without it (goal 1 %)|>pairs", [row])
