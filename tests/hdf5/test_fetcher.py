@@ -44,6 +44,13 @@ def fetcher():
     made.close()
 
 
+@pytest.fixture
+def roomy_fetcher():
+    made = RangeFetcher(RemoteAccess())
+    yield made
+    made.close()
+
+
 def claims(fetcher, reader, starts, size):
     requests = [RangeRequest(reader, start, start + size) for start in starts]
     return requests, [Claim(fetcher, [request]) for request in requests]
@@ -77,3 +84,21 @@ def test_released_ranges_are_cancelled(fetcher):
     until(lambda: reader.begun == [0, 1, 7])
     reader.allowed.set()
     assert fetcher.result(requests[7])[0] == 7 and reader.ended == [7]
+
+
+def test_more_small_than_large_ranges_are_in_flight(roomy_fetcher):
+    reader = Reader()
+    reader.allowed.set()
+    requests, _warm_up = claims(roomy_fetcher, reader, range(60), KIB)
+    roomy_fetcher.prefetch(requests)
+    until(lambda: len(reader.ended) == 60)
+    for size, in_flight in ((KIB, 64), (1024 * KIB, 16)):
+        reader = Reader()
+        requests, held = claims(roomy_fetcher, reader, range(80), size)
+        roomy_fetcher.prefetch(requests)
+        until(lambda reader=reader, in_flight=in_flight: len(reader.begun) == in_flight)
+        time.sleep(0.05)
+        assert len(reader.begun) == in_flight
+        for claim in held:
+            claim.release()
+        until(lambda: not roomy_fetcher._active)

@@ -26,6 +26,8 @@ AHEAD_BYTES = 32 * MIB
 """Default limit of bytes in flight, or fetched and not yet used."""
 REQUESTS = 16
 """Maximum number of requests in flight."""
+SMALL_REQUESTS = 64
+"""The same while all of them together are small, so that most of their time is latency."""
 _LEAST_AHEAD = MIB // 4
 _MOST_AHEAD = 64 * MIB
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # by URL scheme
@@ -183,7 +185,7 @@ class Stores:
         if scheme in ("http", "https"):
             options["client_kwargs"] = _with_tracing(options.get("client_kwargs") or {})
         elif scheme in ("s3", "s3a"):
-            options["config_kwargs"] = {"max_pool_connections": REQUESTS, **(options.get("config_kwargs") or {})}
+            options["config_kwargs"] = {"max_pool_connections": SMALL_REQUESTS, **(options.get("config_kwargs") or {})}
         system, _ = url_to_fs(url, skip_instance_cache=True, **options)
         return system
 

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.file_systems import call_before_threads_are_joined
-from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess, Stores
+from kerasmem.hdf5.io.access import REQUESTS, SMALL_REQUESTS, RemoteAccess, Stores
 from kerasmem.hdf5.io.cache import BLOCK, DiskCache
 from kerasmem.hdf5.io.objects import ObjectInfo, PermanentError, RemoteObject
+from kerasmem.units import MIB
 
+_SMALL = 4 * MIB  # in flight; they fill a link of 100 MB/s whose answers take 40 ms
 _CLOSING = 5.0  # seconds until connections are abandoned
 
 
@@ -123,6 +125,8 @@ class RangeFetcher:
         self._cache = access.open_cache()
         self._queue: deque[RangeRequest] = deque()
         self._active = 0  # requests in flight
+        self._in_flight = 0  # their bytes
+        self._limit = REQUESTS  # of small requests; grows slowly, since stores refuse bursts
         self._held = 0  # bytes in flight, or fetched and not yet used
         self._closed = False
         self._lock = threading.Lock()  # no call is sent to a loop that is about to stop
@@ -193,8 +197,10 @@ class RangeFetcher:
         while self._queue:
             request = self._queue[0]
             if request.task is None and request.users:
-                is_full = self._held and self._held + request.size > self._access.ahead_bytes
-                if is_full or self._active >= REQUESTS:
+                if self._held and self._held + request.size > self._access.ahead_bytes:
+                    return
+                is_small = self._in_flight + request.size <= _SMALL
+                if self._active >= (self._limit if is_small else REQUESTS):
                     return
                 self._begin(request)
             self._queue.popleft()
@@ -202,13 +208,16 @@ class RangeFetcher:
     def _begin(self, request: RangeRequest) -> None:
         if request.task is None:
             self._active += 1
+            self._in_flight += request.size
             self._held += request.size
             request.task = self._loop.create_task(request.reader.read(request.start, request.stop))
             request.task.add_done_callback(lambda task: self._end(request, task))
 
     def _end(self, request: RangeRequest, task: asyncio.Task[memoryview]) -> None:
         self._active -= 1
+        self._in_flight -= request.size
         error = _closed_error() if task.cancelled() else task.exception()
+        self._limit = min(self._limit + 1, SMALL_REQUESTS)
         if error is not None:
             request.answer.set_exception(error)
         else:
