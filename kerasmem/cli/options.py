@@ -178,7 +178,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
         raise UsageError("--json and --csv cannot be combined; choose one")
     if "batch_size" in options:
         batch_size("--batch-size", options["batch_size"], options.get("method"))
-    if options["device"] is not None:
+    if options.get("device") is not None:
         resolve_device(options["device"])
     if model is not None:
         check_model_name(model)

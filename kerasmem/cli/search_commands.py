@@ -9,7 +9,6 @@ import click
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
-from kerasmem.errors import UsageError
 
 
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
@@ -41,7 +40,7 @@ def max_batch_command(model: str | None, **options: Any) -> int:
 
 
 @click.command("cards", cls=GuardedCommand, seconds=7200)
-@model_options("--method", output=("--json",))
+@model_options("--method", output=("--json",), shared=("--batch-size",))
 def cards_command(model: str | None, **options: Any) -> int:
     """List the cards of the catalogue that are large enough to train MODEL.
 
@@ -55,8 +54,6 @@ def cards_command(model: str | None, **options: Any) -> int:
     input · 3 no card fits · 4 too close to call
     """
     check_options("cards", model, options)
-    if options["device"] is not None:
-        raise UsageError("--device cannot be used with cards, which compares all cards; use kerasmem estimate")
     from kerasmem.rendering.search_tables import cards_table
 
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}"):

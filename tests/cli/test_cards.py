@@ -62,3 +62,7 @@ def test_no_card_is_enough(cli, model_file):
 def test_a_device_is_refused(model):
     with pytest.raises(UsageError, match="device: rank_cards estimates for all cards"):
         kerasmem.rank_cards(model, device="t4")
+
+
+def test_cards_has_no_option_device(cli):
+    assert "-d, --device" not in cli("cards", "--help").out
