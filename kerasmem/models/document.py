@@ -96,6 +96,8 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         kind, read = ".keras archive", _read_keras_archive
     elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         kind, read = "JSON file", _read_json
+    elif path.suffix == ".py":
+        raise ModelFileError(f"{path}: name the function that returns the model, as in {path}:build_model")
     else:
         raise ModelFileError(
             f"{path}: not a Keras model (.h5, .keras or architecture .json), or damaged. If it is a checkpoint, a "

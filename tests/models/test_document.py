@@ -81,6 +81,7 @@ def test_a_pipe_does_not_make_it_wait(tmp_path):
         ("model.pkl", pickle.dumps({"a": 1}), "pickle"),
         ("model.tflite", b"\x1c\x00\x00\x00TFL3\x00\x00", "TensorFlow Lite"),
         ("model.ckpt.index", b"\x00\x00\x01", "checkpoint"),
+        ("train.py", b"import keras", r"name the function .*train\.py:build_model"),
         ("model.onnx", b"\x08\x07\x12\x07pytorch", "not a Keras model"),
         ("model.json", b"{ not json", "not valid JSON"),
         ("model.json", b"[1, 2]", "must be a JSON object; got list"),
