@@ -1,8 +1,8 @@
 """Reads devices, driver and host in one call, with true peaks between readings.
 
 An allocator has one peak, that since its last reset. To get the peak of each stretch, a reader resets it at every
-reading, so `tf.config.experimental.get_memory_info` afterwards returns the peak since then only. All readers of a
-process share a ledger for each allocator, so that no reset loses the peak of another reader.
+reading, so `tf.config.experimental.get_memory_info` afterwards returns the peak since then only. Before that, it
+passes the peak on to all other readers of the allocator in this process.
 """
 
 from __future__ import annotations
@@ -21,75 +21,67 @@ from kerasmem.devices.training_devices import Allocator, tracked_devices
 from kerasmem.monitoring.sampler import BackgroundReading
 from kerasmem.monitoring.timeline import largest_known
 
-
-class LedgerAccount:
-    """The largest peak since a reader's last reading, in bytes."""
-
-    __slots__ = ("peak",)
-
-    def __init__(self) -> None:
-        self.peak = 0
+_lock = threading.RLock()  # reentrant, because garbage collection in `read` may close a logger
+_readers: dict[Allocator, list[PeakReader]] = {}
 
 
-class PeakLedger:
-    """Shares the readings of one allocator between its readers. Use `ledger_of` to get this process's ledger.
+def _after_fork() -> None:
+    """Replace the lock, since another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class PeakReader:
+    """Reads an allocator with its true peak since this reader's previous reading.
+
+    Args:
+        allocator: allocator to read. Readers of equal allocators share the peaks that each of them resets.
 
     Attributes:
+        peak: largest peak that other readers have seen since this one's previous reading, in bytes.
         refusal: exception of a reset that failed. Peaks are unknown from then on.
     """
 
-    __slots__ = ("_accounts", "_lock", "refusal")
+    __slots__ = ("_allocator", "_sharing", "peak", "refusal")
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: Allocator) -> None:
         self.refusal: Exception | None = None
-        self._lock = threading.RLock()
-        self._accounts: list[LedgerAccount] = []
+        self._allocator, self.peak = allocator, 0
+        with _lock:
+            self._sharing = _readers.setdefault(allocator, [])
+            self._sharing.append(self)
 
-    def join(self, account: LedgerAccount) -> None:
-        """Record peaks in an account from now on."""
-        with self._lock:
-            account.peak = 0
-            self._accounts.append(account)
+    def close(self) -> None:
+        """Stop keeping peaks for this reader."""
+        with _lock:
+            self._sharing.remove(self)
 
-    def leave(self, account: LedgerAccount) -> None:
-        """Stop recording peaks in an account."""
-        with self._lock:
-            self._accounts = [other for other in self._accounts if other is not account]
-
-    def take(self, allocator: Allocator, account: LedgerAccount) -> tuple[int, int | None, int | None]:
+    def read(self) -> tuple[int, int | None, int | None]:
         """Read the allocator and reset its peak.
 
         This runs twice a batch, each time with cold processor caches, so it calls few functions.
 
-        Args:
-            allocator: allocator to read, equal to the ledger's.
-            account: the reader's account.
-
         Returns:
-            Bytes in use, peak since the account's last reading (None if it cannot be reset), and bytes reserved.
+            Bytes in use, peak since the previous reading (None if it cannot be reset), and bytes reserved.
         """
-        with self._lock:
-            in_use, peak, reserved = allocator.read()
+        with _lock:
+            in_use, peak, reserved = self._allocator.read()
             if self.refusal is not None:
                 return in_use, None, reserved
-            for other in self._accounts:
-                if peak > other.peak:
-                    other.peak = peak
+            for reader in [*self._sharing]:  # garbage collection may close one
+                if peak > reader.peak:
+                    reader.peak = peak
             try:
-                allocator.reset()
+                self._allocator.reset()
             except Exception as error:  # not every allocator can; the reading is still valid
                 self.refusal = error
                 return in_use, None, reserved
-            own, account.peak = account.peak, 0
+            own, self.peak = self.peak, 0
             return in_use, own, reserved
-
-
-_ledgers: dict[Allocator, PeakLedger] = {}
-
-
-def ledger_of(allocator: Allocator) -> PeakLedger:
-    """Return the ledger of an allocator in this process. Equal allocators share one."""
-    return _ledgers.setdefault(allocator, PeakLedger())
 
 
 def running_allocators() -> list[Allocator]:
@@ -98,10 +90,6 @@ def running_allocators() -> list[Allocator]:
         return []
     tracked, _ = tracked_devices()
     return [device.allocator for device in tracked if device.allocator is not None]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ledgers.clear)  # a lock may have been held
 
 
 class DeviceReading(NamedTuple):
@@ -127,10 +115,8 @@ class _Device:
     """A device, the driver's latest reading (used and total bytes), and the largest peak of the run."""
 
     name: str | None
-    allocator: Allocator | None
+    reader: PeakReader | None
     card: NvmlDevice | None
-    ledger: PeakLedger | None
-    account: LedgerAccount
     driver: _Driver = (None, None)
     run_peak: int | None = None
 
@@ -159,8 +145,8 @@ class DeviceReader:
         self._devices = []
         for device in tracked:
             card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
-            ledger = None if device.allocator is None else ledger_of(device.allocator)
-            self._devices.append(_Device(device.name, device.allocator, card, ledger, LedgerAccount()))
+            reader = None if device.allocator is None else PeakReader(device.allocator)
+            self._devices.append(_Device(device.name, reader, card))
 
     @property
     def names(self) -> list[str | None]:
@@ -169,9 +155,6 @@ class DeviceReader:
 
     def start_run(self, host: BackgroundReading) -> list[DeviceReading]:
         """Return a first reading. The run's peaks start from the memory in use."""
-        for device in self._devices:
-            if device.ledger is not None:
-                device.ledger.join(device.account)
         self._note_circumstances()
         readings = self.read(host)
         for device, reading in zip(self._devices, readings, strict=True):
@@ -182,8 +165,8 @@ class DeviceReader:
         """Release the devices and the driver, and return each device's largest peak of the run, in bytes."""
         self.peaks()
         for device in self._devices:
-            if device.ledger is not None:
-                device.ledger.leave(device.account)
+            if device.reader is not None:
+                device.reader.close()
         if self._nvml is not None:
             self._nvml.close()
         peaks = ((device.name, device.run_peak) for device in self._devices)
@@ -222,17 +205,18 @@ class DeviceReader:
 
     def _take(self, device: _Device) -> _Sizes:
         """Return bytes in use, peak since the last time and bytes reserved, and update the run's peak."""
-        allocator, ledger = device.allocator, device.ledger
-        if allocator is None or ledger is None:
+        reader = device.reader
+        if reader is None:
             return None, None, None
         try:
-            in_use, peak, reserved = ledger.take(allocator, device.account)
+            in_use, peak, reserved = reader.read()
         except Exception as error:  # a device that went away must not stop training
-            device.allocator = None
+            device.reader = None
+            reader.close()
             self._note(f"allocator: {device.name} could no longer be read: {error}")
             return None, None, None
-        if ledger.refusal is not None:
-            self._note(f"peaks: {device.name} cannot reset its own ({ledger.refusal}), so they are not known")
+        if reader.refusal is not None:
+            self._note(f"peaks: {device.name} cannot reset its own ({reader.refusal}), so they are not known")
         if peak is not None and (device.run_peak is None or peak > device.run_peak):
             device.run_peak = peak
         return in_use, peak, reserved

@@ -18,7 +18,7 @@ from kerasmem.devices.machine import visible_devices
 from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.training_devices import Allocator
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.device_reader import LedgerAccount, ledger_of, running_allocators
+from kerasmem.monitoring.device_reader import PeakReader, running_allocators
 from kerasmem.monitoring.sampler import CurrentPhase, Sampler
 from kerasmem.monitoring.timeline import largest_known
 from kerasmem.records import Record
@@ -156,13 +156,8 @@ class _OpenSpan:
     def __init__(self, label: str) -> None:
         self._token = _path.set((*_path.get(), label))
         self._path = _path.get()
-        self._accounts: dict[Allocator, tuple[LedgerAccount, int | None]] = {}
-        for allocator in running_allocators():
-            account = LedgerAccount()
-            ledger_of(allocator).join(account)
-            in_use = _take(allocator, account)[0]
-            if in_use is not None:
-                self._accounts[allocator] = (account, in_use)
+        self._readers: dict[Allocator, PeakReader] = {}
+        self._in_use = {device: in_use for device, (in_use, _) in self._read_allocators().items()}
         self._nvml, _ = Nvml.open()
         self._cards = visible_devices(() if self._nvml is None else self._nvml.devices, os.environ)
         self._sampler = Sampler(CurrentPhase(), self._on_cards, lambda _: None, _HERTZ, math.inf, "kerasmem track")
@@ -174,12 +169,11 @@ class _OpenSpan:
         """Return the span from the start until now."""
         seconds = time.perf_counter() - self._start
         allocator: dict[str, Use] = {}
-        for device in running_allocators():
-            account, earlier = self._accounts.get(device, (LedgerAccount(), None))
-            in_use, peak = _take(device, account)
-            ledger_of(device).leave(account)
-            if in_use is not None:  # a device that was started during the action had nothing in use before
-                allocator[device.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
+        for device, (in_use, peak) in self._read_allocators().items():
+            earlier = self._in_use.get(device)  # None if the device was started during the action
+            allocator[device] = Use(earlier or 0, in_use, None if earlier is None else peak)
+        for reader in self._readers.values():
+            reader.close()
         self._sampler.stop()
         self._sampler.read()
         if self._nvml is not None:
@@ -198,15 +192,18 @@ class _OpenSpan:
             error=error,
         )
 
+    def _read_allocators(self) -> dict[str, tuple[int, int | None]]:
+        """Return each device's bytes in use, and its peak since the last call."""
+        readings = {}
+        for allocator in running_allocators():
+            if allocator not in self._readers:
+                self._readers[allocator] = PeakReader(allocator)
+            with contextlib.suppress(Exception):  # a device that went away must not stop the action
+                readings[allocator.device] = self._readers[allocator].read()[:2]
+        return readings
+
     def _on_cards(self) -> int | None:
         if self._nvml is None:
             return None
         readings = [self._nvml.memory(card)[0] for card in self._cards]
         return largest_known(memory.used_bytes for memory in readings if memory is not None)
-
-
-def _take(allocator: Allocator, account: LedgerAccount) -> tuple[int | None, int | None]:
-    try:
-        return ledger_of(allocator).take(allocator, account)[:2]
-    except Exception:  # a device that went away must not stop the action
-        return None, None

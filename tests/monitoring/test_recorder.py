@@ -123,7 +123,7 @@ def test_threads_that_read_one_allocator_lose_no_peak(ledger):
     for thread in threads:
         thread.start()
     for size in range(1, 200):
-        with device_reader.ledger_of(ledger)._lock:  # the fake's own take and reset are not atomic
+        with device_reader._lock:  # the fake's own take and reset are not atomic
             ledger.spike(size)
     stop.set()
     for thread in threads:
