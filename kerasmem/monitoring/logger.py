@@ -106,11 +106,11 @@ class MemoryLogger(keras.callbacks.Callback):
         self._verbose = choice("verbose", verbose, (0, 1, False, True))
         self._memory_growth = memory_growth
         self._kind: Kind = "train"  # of the run in progress
-        self._test_phase = "evaluate"
-        self._thread: int | None = None  # of the hooks that are logged; 0 during a `fit` inside the logged one
-        self._run_thread: int | None = None  # of the run in progress
-        self._run_process: int | None = None  # of the latest run
-        self._fit_depth: int | None = None  # of its `fit` in the stack
+        self._test_phase = "evaluate"  # or "validation" inside `fit`
+        self._thread: int | None = None  # of the run in progress
+        self._process: int | None = None  # of the latest run
+        self._fits = 0  # in progress in the thread when the run began
+        self._is_nested = False  # whether the latest hooks were of a `fit` inside the logged one
         self._line: str | None = None  # printed after the progress bar has ended its own
         self.growth: GrowthStatus | None = None
         self._try_growth()
@@ -168,12 +168,12 @@ class MemoryLogger(keras.callbacks.Callback):
         A run that ends normally is closed already. Nothing is lost without this call, and the logger can be reused.
         """
         self._print_line()
-        self._thread = self._run_thread = None
+        self._thread = None
         self._recorder.end_run()
 
     def __del__(self) -> None:
         """Close a logger that is deleted after an exception in `fit`, except in a forked process."""
-        if self.__dict__.get("_run_process") == os.getpid():
+        if self.__dict__.get("_process") == os.getpid():
             self._recorder.end_run()
 
     def _try_growth(self) -> None:
@@ -189,7 +189,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run."""
-        self._begin("train", "between")
+        self._begin("train")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run."""
@@ -223,9 +223,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""
-        is_inside = self._kind == "train" and self._recorder.log.run is not None
-        self._test_phase = "validation" if is_inside else "evaluate"
-        self._begin("test", self._test_phase)
+        self._begin("test")
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """End validation, or the run of `evaluate`."""
@@ -243,7 +241,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run of `predict`, or a part of the run in progress."""
-        self._begin("predict", "predict")
+        self._begin("predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run of `predict`."""
@@ -261,47 +259,40 @@ class MemoryLogger(keras.callbacks.Callback):
 
     # ------------------------------------------------------------------ runs
 
-    def _begin(self, kind: Kind, phase: str) -> None:
+    def _begin(self, kind: Kind) -> None:
         """Begin a run, or validation and the like inside the `fit` in progress. A run that broke off ends."""
-        here = threading.get_ident()
-        if self._run_thread == here:
-            is_refused = self._is_in_inner_fit()
-            self._thread = 0 if is_refused else here
+        here, fits = threading.get_ident(), _running_fits()
+        if self._thread == here:
+            is_refused = self._is_nested = 0 < self._fits < fits
         else:
-            is_refused = self._run_thread in {thread.ident for thread in threading.enumerate()} - {None}
+            is_refused = self._thread is not None and self._thread in {one.ident for one in threading.enumerate()}
         if is_refused:
             self._refuse()
             return
-        if kind == "train" or self._kind != "train" or self._recorder.log.run is None:
+        if kind == "train" or self._kind != "train" or self._thread != here:
             self._try_growth()
             self._recorder.begin_run(find_worker(getattr(self._model, "distribute_strategy", None)))
-            self._kind, self._thread, self._run_thread = kind, here, here
-            self._run_process = os.getpid()
-            self._fit_depth = next(iter(_fit_depths()), None)
-        self._recorder.begin_part(kind)
-        self._recorder.phase.enter(phase)
+            self._kind, self._thread, self._process = kind, here, os.getpid()
+            self._fits, self._is_nested = fits, False
+            self._test_phase = "validation" if kind == "train" else "evaluate"
+        phases = {"train": "between", "test": self._test_phase, "predict": "predict"}
+        self._recorder.begin_part(kind, phases[kind])
 
     def _end(self, kind: Kind) -> None:
         if self._is_logged():
-            self._recorder.begin_part(kind)
-            self._recorder.phase.enter("between")
+            self._recorder.begin_part(kind, "between")
             if self._kind == kind:
                 self.close()
 
     def _is_logged(self) -> bool:
-        """Return whether a hook belongs to the run in progress."""
-        here = threading.get_ident()
-        if self._thread == here:  # nearly always, and a batch's hook must be quick
-            return True
-        if self._run_thread == here and not self._is_in_inner_fit():  # which has ended
-            self._thread = here
-            return True
-        if self._run_thread is None:
-            self._refuse()
-        return False
-
-    def _is_in_inner_fit(self) -> bool:
-        return self._fit_depth in _fit_depths()[1:]
+        """Return whether a hook belongs to the run in progress. A batch's hook must be quick."""
+        if self._thread != threading.get_ident():
+            if self._thread is None:
+                self._refuse()
+            return False
+        if self._is_nested:
+            self._is_nested = _running_fits() > self._fits
+        return not self._is_nested
 
     def _refuse(self) -> None:
         text = "a fit inside another, a method in another thread or a loop without on_train_begin is not logged"
@@ -316,15 +307,11 @@ class MemoryLogger(keras.callbacks.Callback):
         """Return the settings only: results, the model, open files and the driver stay with the original."""
         return {
             **self.__dict__,
-            **dict.fromkeys(("_model", "_thread", "_run_thread", "_run_process", "_line", "growth")),
+            **dict.fromkeys(("_model", "_thread", "_process", "_line", "growth")),
         }
 
 
-def _fit_depths() -> list[int]:
-    """Return the depth in the stack of each `fit` of Keras in progress in this thread, the innermost first."""
-    frames = [frame for frame, _ in traceback.walk_stack(None)]
-    return [
-        len(frames) - number
-        for number, frame in enumerate(frames)
-        if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.")
-    ]
+def _running_fits() -> int:
+    """Return the number of calls of Keras's `fit` in progress in this thread."""
+    names = ((frame.f_code.co_name, frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_stack(None))
+    return sum(name == "fit" and module.startswith("keras.") for name, module in names)

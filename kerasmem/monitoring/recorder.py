@@ -228,9 +228,8 @@ class Recorder:
             self._sampler.start()  # it ends after a long time without hooks
             self._sampler.read()
             self.log.add_phases(self._sampler.cut(self.log.run or 0, self.epoch))
-        self.phase.enter("between")
         self.epoch = epoch
-        self.begin_part("train")
+        self.begin_part("train", "between")
         if self._reader is not None:
             self._reader.peaks()
             self._maxima = EpochMaxima(epoch, self._reader.names)
@@ -254,8 +253,9 @@ class Recorder:
 
     # ------------------------------------------------------------- batches
 
-    def begin_part(self, kind: Kind) -> None:
-        """Count batches of a kind from 0 again. Drop a batch that began after the last data."""
+    def begin_part(self, kind: Kind, phase: str) -> None:
+        """Enter a phase, and count batches of a kind from 0 again. Drop a batch that began after the last data."""
+        self.phase.enter(phase)
         self._next_batch.pop(kind, None)
         self._open_batches.pop(kind, None)
 

@@ -155,7 +155,7 @@ def test_every_nth_batch_of_each_part(ledger, update_freq, sampled):
         for batch in range(7):
             rec.begin_batch("train", batch)
             rec.end_batch("train", "train", batch)
-        rec.begin_part("test")
+        rec.begin_part("test", "validation")
         for batch in range(7):
             rec.begin_batch("test", batch)
             rec.end_batch("test", "validation", batch)
@@ -211,6 +211,20 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     rec.begin_batch("train", 0)
     rec.end_batch("train", "train", 0)
     assert len(rec.timeline) == 1 and not rec.broken
+
+
+def test_validation_after_a_failure_of_the_recording_starts_no_run(ledger, recwarn):
+    logger = MemoryLogger(memory_growth=False, sampling=0)
+    logger.on_train_begin()
+    logger._recorder._waiting = None
+    logger.on_train_batch_begin(0)
+    logger.on_train_batch_end(0)
+    logger.on_test_begin()
+    logger.on_test_batch_begin(0)
+    logger.on_test_batch_end(0)
+    logger.on_test_end()
+    logger.on_train_end()
+    assert len(logger.timeline) == 0 and len(recwarn) == 1
 
 
 def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
