@@ -2,10 +2,9 @@
 
     python examples/estimate_vs_runtime.py [--output estimate_vs_runtime.png]
 
-Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, the
-estimate of `kerasmem.estimate`, and the peak of TensorFlow's allocator in a training step. No GPU is needed: with
-TF_CPU_ALLOCATOR_USE_BFC=true the CPU uses the allocator of GPUs. Each batch size runs in a fresh process, because
-earlier steps change the state of an allocator.
+The plot shows three lines for a small convnet: the formula, the estimate of `kerasmem.estimate`, and the measured peak
+of TensorFlow's allocator. No GPU is needed: with TF_CPU_ALLOCATOR_USE_BFC=true the CPU uses the allocator of GPUs. Each
+batch size runs in a fresh process, because earlier steps change the state of an allocator.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STEPS = 5
 
 
 def mnist_cnn():
-    """Return the compiled convnet of the text."""
+    """Return the compiled convnet."""
     import keras
 
     layers = keras.layers

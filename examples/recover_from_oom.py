@@ -1,9 +1,9 @@
 """Train with a batch that does not fit: the step that runs out of memory is repeated in micro-batches.
 
-    python examples/recover_from_oom.py
+    python examples/recover_from_oom.py [MB]
 
-TensorFlow's GPU allocator runs on the CPU with a limit of 96 MB, so memory really runs out, without a GPU. Without the
-limit, the same batches give the same weights up to rounding.
+TensorFlow's GPU allocator runs on the CPU with a limit of 96 MB, so memory really runs out, without a GPU. With a limit
+of 4000, no step runs out, and the weights are the same up to rounding.
 """
 
 import os
@@ -49,4 +49,4 @@ for step in history.recoveries:
     print(f"step {step.step}: {step.rows} rows, then {step.micro_batch_rows} at a time")
 print(f"loss of each epoch: {[round(loss, 6) for loss in history.history['loss']]}")
 checksum = sum(float(np.abs(weight).sum()) for weight in model.get_weights())
-print(f"sum of all weights' sizes: {checksum:.3f}")
+print(f"sum of the weights' absolute values: {checksum:.3f}")

@@ -2,9 +2,8 @@
 
     python examples/train_from_large_file.py [--size 1.5GB] [--limit 600MB] [--keep DIR]
 
-The script writes an HDF5 file, then starts two processes that may each allocate `--limit` bytes beyond what
-TensorFlow's start (RLIMIT_DATA). One loads the file as an array and fails. The other streams it with
-`H5ChunkSequence` and trains.
+The script writes an HDF5 file, then starts two processes. Each may allocate `--limit` bytes after TensorFlow has
+started (RLIMIT_DATA). One loads the file as an array and fails. The other streams it with `H5ChunkSequence` and trains.
 
 `--size 4GB --limit 1.5GB` is a longer run.
 """
