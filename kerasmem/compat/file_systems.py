@@ -20,6 +20,7 @@ COROUTINES = {
     "info": Borrowed(f"{_MODULE}:AsyncFileSystem._info", feature=_URLS),
     "put_file": Borrowed(f"{_MODULE}:AsyncFileSystem._put_file", feature="writing to URLs"),
     "glob": Borrowed(f"{_MODULE}:AsyncFileSystem._glob", feature="patterns in URLs"),
+    "url": Borrowed("s3fs:S3FileSystem._url", feature="signed links to S3"),
 }
 
 

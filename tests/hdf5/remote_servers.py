@@ -143,6 +143,8 @@ class S3Server:
 
     Attributes:
         ranges: first byte and stop of each range that was requested.
+        links: whether each of them was requested through a signed link.
+        refuses_links: whether to refuse these.
     """
 
     OPTIONS = {"key": "testing", "secret": "secretkey-of-the-tests"}  # noqa: RUF012
@@ -151,13 +153,17 @@ class S3Server:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
 
-        self.ranges = []
+        self.ranges, self.links, self.refuses_links = [], [], False
         inner = DomainDispatcherApplication(create_backend_app)
 
         def logged(environ, start):
             match = RANGE.fullmatch(environ.get("HTTP_RANGE", ""))
             if match and environ["REQUEST_METHOD"] == "GET":
                 self.ranges.append((int(match[1]), int(match[2]) + 1))
+                self.links.append("X-Amz-Signature" in environ["QUERY_STRING"])
+                if self.links[-1] and self.refuses_links:
+                    start("403 Forbidden", [("Content-Length", "0")])
+                    return []
             return inner(environ, start)
 
         class Quiet(WSGIRequestHandler):

@@ -127,6 +127,19 @@ class TestSameBatches:
         equal(epochs("s3://bucket/parts/part-*.h5", remote={"storage_options": s3.options}), epochs(local))
 
     @pytest.mark.optional
+    @pytest.mark.parametrize("refused", ["never", "at once", "later"])
+    def test_s3_is_read_through_signed_links_unless_it_refuses_them(self, s3, folder, refused):
+        s3.put("bucket", "train.h5", (folder / "gzip.h5").read_bytes())
+        s3.links.clear()
+        s3.refuses_links = refused == "at once"
+        remote = {"storage_options": s3.options}
+        with H5ChunkSequence("s3://bucket/train.h5", batch_size=50, memory_budget=BUDGET, remote=remote) as train:
+            s3.refuses_links = refused != "never"
+            equal(list(train.next_epoch()), epochs(folder / "gzip.h5"))
+        s3.refuses_links = False
+        assert all(s3.links) == (refused == "never") and any(s3.links)
+
+    @pytest.mark.optional
     def test_over_gs(self, folder):
         pytest.importorskip("gcsfs")
         pytest.importorskip("gcp_storage_emulator")

@@ -18,7 +18,7 @@ from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.hdf5.format.urls import identity, redact, scheme_of
 from kerasmem.hdf5.io.cache import DiskCache
-from kerasmem.hdf5.io.objects import HttpObject, OtherObject, RemoteObject
+from kerasmem.hdf5.io.objects import HttpObject, OtherObject, RemoteObject, S3Links, S3Object
 from kerasmem.units import GIB, MIB, parse_size
 
 DEFAULT_CACHE = 10 * GIB
@@ -33,6 +33,7 @@ _MOST_AHEAD = 64 * MIB
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # by URL scheme
 _PUBLIC_HEADERS = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # kept on redirects
 _SETTINGS = ("storage_options", "cache", "cache_size")
+_s3_data: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Stores:
         self._access = access
         self.loop = asyncio.new_event_loop()
         self._systems: dict[str, Any] = {}
+        self._s3_links: S3Links | None = None
 
     def object_at(self, url: str) -> RemoteObject:
         """Return the object at a URL. No request is sent.
@@ -133,6 +135,8 @@ class Stores:
         system, path = self.system_of(url)
         if scheme_of(url) in ("http", "https") and hasattr(system, "set_session"):
             return HttpObject(system, url)
+        if scheme_of(url) in ("s3", "s3a"):
+            return S3Object(system, path, self._open_s3_links())
         return OtherObject(system, path)
 
     def system_of(self, url: str) -> tuple[Any, str]:
@@ -168,7 +172,8 @@ class Stores:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for system in self._systems.values():
+        web = [self._s3_links.web] if self._s3_links else []
+        for system in (*self._systems.values(), *web):
             with contextlib.suppress(Exception):
                 await close_connections(system)
         self._systems.clear()
@@ -185,9 +190,30 @@ class Stores:
         if scheme in ("http", "https"):
             options["client_kwargs"] = _with_tracing(options.get("client_kwargs") or {})
         elif scheme in ("s3", "s3a"):
-            options["config_kwargs"] = {"max_pool_connections": SMALL_REQUESTS, **(options.get("config_kwargs") or {})}
+            config = {"max_pool_connections": SMALL_REQUESTS, "signature_version": "s3v4"}  # of links too
+            options["config_kwargs"] = {**config, **(options.get("config_kwargs") or {})}
+            if "profile" not in options:
+                options.setdefault("session", _s3_session())
         system, _ = url_to_fs(url, skip_instance_cache=True, **options)
         return system
+
+    def _open_s3_links(self) -> S3Links:
+        from fsspec import filesystem
+
+        if self._s3_links is None:
+            client = _with_tracing({"trust_env": True})  # like s3fs, use the proxies of the environment
+            options = {"asynchronous": True, "loop": self.loop, "client_kwargs": client, "encoded": True}
+            self._s3_links = S3Links(filesystem("https", skip_instance_cache=True, **options))
+        return self._s3_links
+
+
+def _s3_session() -> Any:
+    """Return a session that shares botocore's description of S3, which takes 0.1 s of CPU time to read."""
+    from aiobotocore.session import AioSession
+
+    session = AioSession()
+    session.register_component("data_loader", _s3_data.setdefault("loader", session.get_component("data_loader")))
+    return session
 
 
 def _with_tracing(client: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _NO_RANGES = (
     "the server sends whole files only (it does not answer range requests), but training reads parts; put the file on "
     "a server that supports ranges, or download it first"
 )
+_LINK_SECONDS = 3600  # for which a link is signed
+_NOT_OF_LINKS = (404, 412, 429)  # failures that s3fs would have too
 _TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0  # seconds
 _Result = TypeVar("_Result")
@@ -239,6 +242,64 @@ class OtherObject(RemoteObject):
             raise PermanentError("this is a folder, not a file")
         tags = [f"{name}={entry[name]}" for name in self._VERSIONS if entry.get(name)]
         return entry.get("size") or 0, tags[0] if tags else None
+
+
+@dataclass
+class S3Links:
+    """Access to the objects of an S3 store through signed links.
+
+    A link is signed once for all ranges of its object. s3fs takes milliseconds of CPU time to sign each request, and
+    its answers carry no version.
+
+    Args:
+        web: fsspec's HTTP file system, which sends the requests.
+        work: whether the store accepts signed links. Defaults to None: unknown.
+    """
+
+    web: Any
+    work: bool | None = None
+
+
+class S3Object(OtherObject):
+    """An object of S3, read through a signed link, or through s3fs if the store refuses links.
+
+    Args:
+        system: s3fs's file system.
+        path: bucket and key.
+        links: access to its store through links.
+    """
+
+    def __init__(self, system: Any, path: str, links: S3Links) -> None:
+        super().__init__(system, path)
+        self._links = links
+        self._link: HttpObject | None = None
+        self._signed_at = 0.0
+
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
+        """Request a range."""
+        if self._links.work is not False:
+            try:
+                answer = await (await self._current_link()).get(start, stop, known)
+            except Exception as error:
+                status = getattr(error, "status", 0)
+                is_refused = status in (400, 401, 403)  # the credentials may have expired since they signed
+                if status in _NOT_OF_LINKS or status >= 500 or (self._links.work and not is_refused):
+                    raise
+                self._links.work = self._links.work or False
+                self._link = None
+            else:
+                self._links.work = True
+                return answer
+        answer = await super().get(start, stop, known)
+        return answer._replace(tag=answer.tag and answer.tag.removeprefix("ETag="))
+
+    async def _current_link(self) -> HttpObject:
+        now = time.monotonic()
+        if self._link is None or now - self._signed_at > _LINK_SECONDS / 2:
+            url = await call_file_system(self._system, "url", self._path, expires=_LINK_SECONDS)
+            self._link = HttpObject(self._links.web, url)
+            self._signed_at = now
+        return self._link
 
 
 def _read_range(text: str, start: int, stop: int) -> tuple[int, int]:
