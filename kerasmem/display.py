@@ -104,7 +104,7 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
         >>> import pathlib, tempfile
         >>> log = pathlib.Path(tempfile.mkdtemp()) / "run.csv"
         >>> _ = log.write_text("run,time,phase,peak_bytes\\n0,0.5,train,900\\n0,0.75,train,700\\n")
-        >>> "Memory over time" in report_page(kerasmem.read_timeline(log)).html
+        >>> "Memory over time" in kerasmem.report_page(kerasmem.read_timeline(log)).html
         True
     """
     from kerasmem.monitoring.log_summary import LogSummary, summarise

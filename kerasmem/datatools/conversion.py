@@ -88,16 +88,19 @@ def convert(
         progress: called with the step, the number of rows done and the number of all rows.
         **reading: options for sources of one kind, see `ReadOptions`.
 
+    Returns:
+        A `Conversion`: the outputs, their datasets, and notes on columns and files that were left out.
+
     Raises:
         DataError: If a source cannot be read, or its values cannot be written without loss.
         UsageError: If a setting is wrong, or an output exists.
         MissingExtraError: If a format needs a package that is not installed.
 
     Examples:
-        >>> import numpy as np
+        >>> import kerasmem, numpy as np
         >>> np.savez("/tmp/example.npz", x=np.random.rand(1000, 8), y=np.arange(1000) % 3)
-        >>> done = convert("/tmp/example.npz", "/tmp/example-data.h5", shuffle=True, force=True)
-        >>> [(dataset.name, dataset.dtype) for dataset in done.datasets]
+        >>> result = kerasmem.data.convert("/tmp/example.npz", "/tmp/example-data.h5", shuffle=True, force=True)
+        >>> [(dataset.name, dataset.dtype) for dataset in result.datasets]
         [('x', 'float32'), ('y', 'int64')]
     """
     shares, memory = read_split(split), parse_size(memory_budget, field="memory_budget")
@@ -171,15 +174,18 @@ def repack(
         float32: write float64 as float32. Defaults to False.
         **options: other arguments of `kerasmem.data.convert`, such as `compression` and `shuffle`.
 
+    Returns:
+        A `Conversion`, as `kerasmem.data.convert` returns.
+
     Raises:
         DataError: If the file cannot be read.
         UsageError: If a setting is wrong, or the output exists.
 
     Examples:
-        >>> import h5py, numpy as np
+        >>> import h5py, kerasmem, numpy as np
         >>> with h5py.File("/tmp/columns.h5", "w") as f:
         ...     _ = f.create_dataset("x", data=np.zeros((30_000, 60), "f4"), chunks=(30_000, 1), compression="gzip")
-        >>> _ = repack("/tmp/columns.h5", "/tmp/rows.h5", force=True)
+        >>> _ = kerasmem.data.repack("/tmp/columns.h5", "/tmp/rows.h5", force=True)
         >>> with h5py.File("/tmp/rows.h5") as f:
         ...     f["x"].chunks
         (4369, 60)

@@ -61,21 +61,20 @@ def index(
         progress: called with the step, the number of files done and the number of all files.
 
     Returns:
-        Numbers of files and rows, names of the datasets, and sizes.
+        A `DataIndexed`: the numbers of files and rows, the names of the datasets, and sizes in bytes.
 
     Raises:
         DataError: If a file cannot be read, or differs from the first in names, shapes or types.
         UsageError: If a setting is wrong.
 
     Examples:
-        >>> import h5py, numpy as np
+        >>> import h5py, kerasmem, numpy as np
         >>> for number in range(3):
         ...     with h5py.File(f"/tmp/indexed-{number}.h5", "w") as f:
         ...         f["x"], f["y"] = np.zeros((100, 8)), np.arange(100)
-        >>> from kerasmem import H5ChunkSequence
-        >>> index("/tmp/indexed-*.h5", "/tmp/indexed.index").files
+        >>> kerasmem.data.index("/tmp/indexed-*.h5", "/tmp/indexed.index").files
         3
-        >>> H5ChunkSequence("/tmp/indexed.index").num_rows
+        >>> kerasmem.H5ChunkSequence("/tmp/indexed.index").num_rows
         300
     """
     target = read_location(output)

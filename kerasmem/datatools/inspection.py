@@ -45,15 +45,18 @@ def inspect(
         batch_size: rows per batch. Defaults to 32.
         trust_file: as for `H5ChunkSequence`. Defaults to False.
 
+    Returns:
+        An `Inspection`. Its `line` is the line of Python that streams the file; `print` shows all of it.
+
     Raises:
         DataError: If the file cannot be read.
         UsageError: If `x` or `y` is not the name of a dataset that can be trained from.
 
     Examples:
-        >>> import h5py, numpy as np
+        >>> import h5py, kerasmem, numpy as np
         >>> with h5py.File("/tmp/inspected.h5", "w") as f:
         ...     f["x"], f["y"] = np.zeros((1000, 8), "f4"), np.arange(1000) % 10
-        >>> inspect("/tmp/inspected.h5").line
+        >>> kerasmem.data.inspect("/tmp/inspected.h5").line
         "H5ChunkSequence('/tmp/inspected.h5', x='x', y='y', batch_size=32)"
     """
     access = Access(checks.flag("trust_file", trust_file))

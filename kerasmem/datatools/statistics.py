@@ -54,15 +54,18 @@ def stats(
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with the step, the number of rows done and the number of all rows.
 
+    Returns:
+        A `DataStats`: `result["x"]` has the figures of dataset "x", and `code` the lines of Python that use them.
+
     Raises:
         DataError: If the file cannot be read.
         UsageError: If a name is not that of a dataset that can be trained from.
 
     Examples:
-        >>> import h5py, numpy as np
+        >>> import h5py, kerasmem, numpy as np
         >>> with h5py.File("/tmp/stats.h5", "w") as f:
         ...     f["x"], f["y"] = np.arange(8.0).reshape(4, 2), [0, 0, 0, 1]
-        >>> result = stats("/tmp/stats.h5")
+        >>> result = kerasmem.data.stats("/tmp/stats.h5")
         >>> result["x"].mean, result["x"].variance
         ((3.0, 4.0), (5.0, 5.0))
         >>> {label: round(weight, 3) for label, weight in result["y"].class_weight.items()}

@@ -128,6 +128,7 @@ def doctor(timeout: float = 120.0) -> Examination:
         UsageError: If `timeout` is not above 0.
 
     Examples:
+        >>> import kerasmem
         >>> kerasmem.doctor().sees_gpu  # doctest: +SKIP
         True
     """

@@ -40,8 +40,9 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
         TypeError: If the argument has another type.
 
     Examples:
-        >>> diagnosis = explain_oom("Error allocating 900 bytes of device memory (out of memory). "
-        ...                         "Driver report 500 bytes free and 4000 bytes total")
+        >>> import kerasmem
+        >>> diagnosis = kerasmem.explain_oom("Error allocating 900 bytes of device memory (out of memory). "
+        ...                                  "Driver report 500 bytes free and 4000 bytes total")
         >>> diagnosis.family, diagnosis.requested_bytes, diagnosis.free_bytes, diagnosis.cause
         ('theano', 900, 500, 'capacity')
     """

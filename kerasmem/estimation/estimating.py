@@ -61,7 +61,7 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         target_shape: shape of the targets without the batch, if it does not follow from the loss: a shape, a mapping
             of names to shapes, or "none".
         target_dtype: dtype of the targets, if it does not follow from the loss.
-        factory: "package.module:function" that builds the model a weights-only file belongs to.
+        factory: "package.module:function" that builds the model, if the file contains only weights.
         factory_args: keyword arguments for the function that builds the model.
         custom_objects: classes and functions of the file that are not Keras's, by name.
         trust: allow serialised Python in the file to run. Defaults to False.

@@ -68,6 +68,9 @@ class EstimateTable(Record, what="table of estimates", version=1, rows="candidat
     """Estimates of many models and settings, one row each.
 
     `to_frame()` has a column for each setting that differs, and sizes in bytes.
+
+    Attributes:
+        candidates: the rows, in the order of the models and then of the grid.
     """
 
     candidates: tuple[Candidate, ...]

@@ -122,7 +122,8 @@ def profile(
         KerasmemError: If the subprocess was too slow or was killed.
 
     Examples:
-        >>> profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
+        >>> import kerasmem
+        >>> kerasmem.profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
         True
     """
     require_tensorflow("profile", "estimate and measure work on JAX")

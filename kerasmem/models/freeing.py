@@ -56,14 +56,14 @@ def clear_session(*models: Any) -> Freed:
         UsageError: If one of `models` is not a Keras model.
 
     Examples:
-        >>> import keras
+        >>> import keras, kerasmem
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> model.compile("adam", "mse")
         >>> _ = model.fit(keras.ops.ones((8, 4)), keras.ops.ones((8, 2)), verbose=0)
-        >>> clear_session(model).gradients > 0
+        >>> kerasmem.clear_session(model).gradients > 0
         True
         >>> del model
-        >>> _ = clear_session()
+        >>> _ = kerasmem.clear_session()
     """
     import keras
 

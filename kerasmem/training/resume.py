@@ -65,13 +65,13 @@ class ResumeTraining(SavingCallback):
         DataError: If the file cannot be read.
 
     Examples:
-        >>> import h5py, keras, numpy as np
+        >>> import h5py, keras, kerasmem, numpy as np
         >>> with h5py.File("/tmp/resumed.h5", "w") as f:
         ...     f["x"], f["y"] = np.random.rand(1000, 8), np.random.randint(0, 2, 1000)
-        >>> train = H5ChunkSequence("/tmp/resumed.h5", batch_size=100)
+        >>> train = kerasmem.H5ChunkSequence("/tmp/resumed.h5", batch_size=100)
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, "softmax")])
         >>> model.compile("adam", "sparse_categorical_crossentropy")
-        >>> resume = ResumeTraining("/tmp/resumed.resume", train, save_freq=5)
+        >>> resume = kerasmem.ResumeTraining("/tmp/resumed.resume", train, save_freq=5)
         >>> history = model.fit(train, epochs=2, callbacks=[resume], verbose=0)
     """
 

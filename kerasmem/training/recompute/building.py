@@ -46,7 +46,7 @@ def recompute(
     cuts: Sequence[str] | None = None,
     input_shape: Any = None,
 ) -> Any:
-    """Return the same model, which keeps the tensors at a few cuts and recomputes the others.
+    """Recompute a model's activations in the backward pass, except those at a few cuts.
 
     Layers, weights, their names and the compiled state are shared with the original model, so weights and checkpoints
     are interchangeable. Gradients are the same, including dropout masks and statistics. Without a gradient it runs like
