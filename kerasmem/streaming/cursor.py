@@ -1,7 +1,7 @@
 """The position of training in a sequence: its cursors, and states that are saved. Pure arithmetic.
 
 Each call of `fit`, `evaluate` or `predict` and each loop over a sequence reads through its own cursor, so they do not
-disturb each other, even if one is left unfinished or runs inside another. Only cursors that train use up epochs.
+disturb each other, even if one is left unfinished or runs inside another. Only `fit` and loops use up epochs.
 
 With `fit(steps_per_epoch=…)` Keras's epochs are not the data's. The cursor of such a `fit` has no end: it continues
 from one epoch of the data to the next.
@@ -9,6 +9,7 @@ from one epoch of the data to the next.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import itertools
 import threading
@@ -36,7 +37,7 @@ _REMEDIES = {
 
 
 class Progress:
-    """Epochs of a sequence that training has used, and the cursors that read it. Thread-safe.
+    """Epochs of a sequence that training has used, and the cursors that use them. Thread-safe.
 
     Args:
         batches: number of batches in an epoch.
@@ -45,7 +46,7 @@ class Progress:
 
     Examples:
         >>> progress = Progress(batches=3)
-        >>> cursor = Cursor(progress)
+        >>> cursor = TrainingCursor(progress)
         >>> cursor.begin()
         >>> [position for position, _ in cursor.positions()][-1], cursor.end(), progress.epoch
         (Position(epoch=0, batch=2), True, 1)
@@ -56,9 +57,10 @@ class Progress:
         self._locks: ForkLocal[threading.Lock] = ForkLocal()
         self._next = Position(epoch, batch)
         self._skipped = 0
-        self._latest: Cursor | None = None  # the training cursor that began last
-        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
-        self.direct = Cursor(self)  # for batches requested by index between `on_epoch_begin` and `on_epoch_end`
+        self._latest: TrainingCursor | None = None  # the cursor that opened last
+        self._cursors: weakref.WeakSet[TrainingCursor] = weakref.WeakSet()
+        # For batches requested by index between `on_epoch_begin` and `on_epoch_end`
+        self.direct = TrainingCursor(self)
 
     def __reduce__(self) -> tuple[type[Progress], tuple[int, int, int]]:
         batch = self._next.batch if self._next.epoch == self.epoch else 0
@@ -73,18 +75,17 @@ class Progress:
     def epoch(self) -> int:
         """Number of the current epoch, or of the next one between epochs."""
         with self.lock:
-            return self.epoch_reached()
+            return self.current_epoch()
 
     @property
     def position(self) -> Position:
         """Position of the training batch that is requested next."""
         with self.lock:
-            latest = self._latest
-            return latest.at(latest.delivered) if latest is not None and latest.is_open else self._next
+            return self._latest.position if self._latest is not None and self._latest.is_open else self._next
 
     @property
     def upcoming(self) -> Position:
-        """Position at which the next training cursor begins."""
+        """Position at which the next training cursor opens."""
         return self._next
 
     @property
@@ -112,12 +113,11 @@ class Progress:
 
     # ---- for cursors, under the lock
 
-    def epoch_reached(self) -> int:
+    def current_epoch(self) -> int:
         """Return the current epoch, or the next one between epochs."""
-        latest = self._latest
-        return latest.epoch_reached if latest is not None and latest.is_open else self._next.epoch
+        return self._latest.epoch if self._latest is not None and self._latest.is_open else self._next.epoch
 
-    def start(self, cursor: Cursor) -> tuple[Position, int]:
+    def open(self, cursor: TrainingCursor) -> tuple[Position, int]:
         """Return the start of a training cursor, and how many batches Keras counts without requesting them."""
         self._latest = cursor
         self._cursors.add(cursor)
@@ -125,137 +125,167 @@ class Progress:
         return self._next, skipped
 
     def use_up(self, epoch: int) -> None:
-        """Start the next training cursor after `epoch` or later."""
+        """Open the next training cursor after `epoch` or later."""
         if self._next.epoch <= epoch:
             self._next = Position(epoch + 1, 0)
 
 
-class Cursor:
-    """Position of one reader in the epochs of a sequence.
-
-    `begin` opens a cursor, and the first `end` after all batches of the epoch closes it. A cursor that does not train
-    reads the current epoch.
+class EvaluationCursor:
+    """Reader of the current epoch, from its first batch, that does not use it up.
 
     Args:
         progress: progress of the sequence.
-        trains: whether the cursor uses up epochs; those of `evaluate` and `predict` do not.
-        steps: batches in one of Keras's epochs if these are not the data's, else 0.
-        peeks: whether the reader peeks at batches first. Nothing counts until the first `end`. `evaluate` peeks again
-            before each of its epochs.
+        peeks: whether the reader peeks at batches before each of its epochs, up to an additional `end`.
     """
 
-    def __init__(self, progress: Progress, *, trains: bool = True, steps: int = 0, peeks: bool = False) -> None:
+    def __init__(self, progress: Progress, *, peeks: bool = False) -> None:
         self._progress = progress
-        self._trains = trains
-        self._peeks_again = peeks and not trains
-        self.steps = steps if trains else 0
+        self._peeks = peeks
         self.is_peeking = peeks
-        self.is_open = False
-        self.delivered = 0  # batches since the start
-        self._start = Position(0, 0)
-        self._begun = False
-        self._rounds = 0  # finished epochs of Keras
-        self._skipped = 0  # batches of Keras's first epoch that an earlier process trained on
-        self._moved = 0  # batches delivered before the latest `move`
-        self._times_opened = 0
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches in an epoch, or None if the cursor has no end."""
-        return None if self.steps else self._progress.batches
-
-    @property
-    def epoch_reached(self) -> int:
-        """The data's epoch at the start of Keras's current epoch."""
-        return self._after_rounds(self._rounds).epoch
-
-    def at(self, count: int) -> Position:
-        """Return the position `count` batches after the start."""
-        return self._progress.after(self._start, count)
 
     def begin(self) -> None:
-        """Begin an epoch."""
+        """Begin to read. Each call of `positions` starts at the first batch."""
+
+    def end(self) -> bool:
+        """End peeking, or the epoch. Return whether it was the epoch."""
+        was_peeking = self.is_peeking
+        self.is_peeking = self._peeks and not was_peeking
+        return not was_peeking
+
+    def positions(self) -> Iterator[tuple[Position, bool]]:
+        """Yield the positions of the epoch, and for each whether it counts as read."""
         with self._progress.lock:
-            if self.is_peeking or not self._trains:
+            epoch, counts = self._progress.current_epoch(), not self.is_peeking
+        for batch in range(self._progress.batches):
+            yield Position(epoch, batch), counts
+
+
+class _Phase(enum.Enum):
+    PEEKING = enum.auto()  # before the first `end`: nothing counts
+    CLOSED = enum.auto()  # `begin` opens the next epoch
+    READING = enum.auto()  # between `begin` and `end`
+    PAUSED = enum.auto()  # after `end`, with batches left: `begin` continues, another `end` closes
+
+
+class TrainingCursor:
+    """Reader that uses up epochs. `begin` and `end` mark Keras's epochs.
+
+    Its batches are numbered from its opening, also if it is moved or continues in the next epoch.
+
+    Args:
+        progress: progress of the sequence.
+        steps: batches in one of Keras's epochs if these are not the data's, else 0. The cursor then has no end.
+        peeks: whether the reader peeks at batches first, up to the first `end`.
+    """
+
+    def __init__(self, progress: Progress, *, steps: int = 0, peeks: bool = False) -> None:
+        self.steps = steps
+        self._progress = progress
+        self._phase = _Phase.PEEKING if peeks else _Phase.CLOSED
+        self._openings = 0
+        self._start = Position(0, 0)  # where the cursor opened, or the target of the latest `move`
+        self._first = 0  # number of the batch at `_start`
+        self._keras_first = 0  # number of the first batch of Keras's epoch; below `_first` if it was skipped
+        self._delivered = 0  # number of the next batch
+
+    @property
+    def is_peeking(self) -> bool:
+        """Whether nothing counts yet."""
+        return self._phase is _Phase.PEEKING
+
+    # ---- for `Progress`, under the lock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an epoch has begun and is not finished."""
+        return self._phase in (_Phase.READING, _Phase.PAUSED)
+
+    @property
+    def epoch(self) -> int:
+        """The data's epoch at the start of Keras's current epoch."""
+        return self._position_of(max(self._keras_first, self._first)).epoch
+
+    @property
+    def position(self) -> Position:
+        """Position of the next batch."""
+        return self._position_of(self._delivered)
+
+    def move(self, start: Position) -> None:
+        """Continue from another position."""
+        if self.is_open:
+            self._start = start
+            self._first = self._keras_first = self._delivered
+            if self._phase is _Phase.PAUSED:
+                self._phase = _Phase.CLOSED
+
+    # ---- for the reader
+
+    def begin(self) -> None:
+        """Begin an epoch of Keras."""
+        with self._progress.lock:
+            if self._phase is _Phase.PEEKING:
                 return
-            if not self.is_open:
-                self._start, self._skipped = self._progress.start(self)
-                self.delivered = self._rounds = self._moved = 0
-                self.is_open = True
-                self._times_opened += 1
-            self._begun = True
+            if self._phase is _Phase.CLOSED:
+                self._start, skipped = self._progress.open(self)
+                self._first, self._keras_first, self._delivered = 0, -skipped, 0
+                self._openings += 1
+            self._phase = _Phase.READING
             if self.steps:
                 # Requests are not counted, because Keras prefetches a varying number of batches.
-                epoch, batch = self._after_rounds(self._rounds + 1)
+                epoch, batch = self._position_of(max(self._keras_first + self.steps, self._first))
                 self._progress.use_up(epoch - (batch == 0))
 
     def end(self) -> bool:
-        """End an epoch. Return whether all its batches were delivered."""
+        """End an epoch of Keras. Return whether this closes the cursor."""
         with self._progress.lock:
-            if self.is_peeking:
-                self.is_peeking = False
-                return False
-            if not self._trains:
-                self.is_peeking = self._peeks_again
-                return True
             if not self.is_open:
+                self._phase = _Phase.CLOSED
                 return False
-            begun, self._begun = self._begun, False
-            if self.steps:
-                self._rounds += begun
-                return False
-            self.is_open = begun and self.delivered < self._left()
-            return not self.is_open
+            is_unfinished = False
+            if self._phase is _Phase.READING:
+                self._keras_first += self.steps
+                is_unfinished = self._delivered < self._first + self._left(self._start)
+            stays_open = is_unfinished or self.steps > 0
+            self._phase = _Phase.PAUSED if stays_open else _Phase.CLOSED
+            return not stays_open
 
     def positions(self) -> Iterator[tuple[Position, bool]]:
-        """Yield the positions of the rest of the epoch, and for each whether it counts as read."""
+        """Yield the positions from the latest start to the end of its epoch, and for each whether it counts as read."""
         with self._progress.lock:
-            opened = self._times_opened if self.is_open else 0
-            counts = self.is_open or (not self._trains and not self.is_peeking)
-            start = self._start if self.is_open else self._next_start()
-            first, left = self._moved if self.is_open else 0, self._left() if self.is_open else None
-        left = self._progress.batches - start.batch if left is None else left
-        for index in itertools.count() if self.steps else range(left):
-            if not opened:
-                yield self._progress.after(start, index), counts
+            counts, opening = self.is_open, self._openings
+            start, first = (self._start, self._first) if counts else (self._progress.upcoming, 0)
+        for number in itertools.count(first) if self.steps else range(first, first + self._left(start)):
+            if not counts:
+                yield self._progress.after(start, number), False
                 continue
             with self._progress.lock:
-                if self._times_opened != opened:  # a later epoch has begun, so these batches are not needed
+                if self._openings != opening:  # a later epoch has begun, so these batches are not needed
                     return
-                position = self._take(first + index)
+                self._delivered = max(self._delivered, number + 1)
+                if not self.steps:
+                    self._progress.use_up(self._start.epoch)
+                position = self._position_of(number)
             yield position, True
 
-    def position_of(self, index: int) -> tuple[Position, bool]:
-        """Return the position of batch `index` in the epoch, and whether it counts as read."""
+    def take(self, index: int) -> tuple[Position, bool]:
+        """Deliver a batch by its index in the epoch. Return its position, and whether it counts as read."""
         with self._progress.lock:
             if not self.is_open:
-                return Position(self._progress.epoch_reached(), index), False
-            self.delivered += 1
+                return Position(self._progress.current_epoch(), index), False
+            self._delivered += 1
             self._progress.use_up(self._start.epoch)
-            return self.at(index), True
+            return self._progress.after(self._start, index), True
 
-    def move(self, start: Position) -> None:
-        """Continue from another position. `Progress` calls this under the lock."""
-        if self.is_open:
-            self._start = start
-            self._moved += self.delivered
-            self.delivered = self._rounds = self._skipped = 0
-            self.is_open = self._begun
+    # ---- private
 
-    def _take(self, index: int) -> Position:
-        self.delivered = max(self.delivered, index + 1 - self._moved)
-        if not self.steps:
-            self._progress.use_up(self._start.epoch)
-        return self.at(index - self._moved)
+    def _position_of(self, number: int) -> Position:
+        return self._progress.after(self._start, number - self._first)
 
-    def _next_start(self) -> Position:
-        return self._progress.upcoming if self._trains else Position(self._progress.epoch_reached(), 0)
+    def _left(self, start: Position) -> int:
+        return self._progress.batches - start.batch
 
-    def _left(self) -> int:
-        return self._progress.batches - self._start.batch
 
-    def _after_rounds(self, rounds: int) -> Position:
-        return self.at(max(rounds * self.steps - self._skipped, 0))
+Cursor = TrainingCursor | EvaluationCursor
 
 
 def compatibility(plan: StreamPlan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError, warn_user
 from kerasmem.hdf5.format.columns import read_dtype, read_parts, read_scale
 from kerasmem.hdf5.rows.paths import read_data
-from kerasmem.streaming.cursor import Cursor
+from kerasmem.streaming.cursor import Cursor, EvaluationCursor, TrainingCursor
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.stream import Stream
 from kerasmem.streaming.stream_plan import StreamSettings, dataset_names
@@ -203,7 +203,7 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
 
     def __getitem__(self, index: Any) -> Batch:
         """Return batch `index` of the current epoch, (x,), (x, y) or (x, y, sample_weight)."""
-        position, counts = self.progress.direct.position_of(self._check_index(index))
+        position, counts = self.progress.direct.take(self._check_index(index))
         return self.open_stream().batch(position, self.progress.direct if counts else None)
 
     @contextmanager
@@ -243,12 +243,12 @@ class KerasReader:
         self._call = call
         # `fit` and `evaluate` may peek at batches before an epoch, and end an epoch that they did not begin.
         peeks = call.name in ("fit", "validate", "evaluate")
-        self._cursor = Cursor(sequence.progress, trains=call.name in ("fit", ""), steps=call.steps, peeks=peeks)
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches in an epoch, or None if `fit(steps_per_epoch=…)` continues across epochs."""
-        return self._cursor.num_batches
+        trains = call.name in ("fit", "")
+        self._cursor: Cursor = EvaluationCursor(sequence.progress, peeks=peeks)
+        if trains:
+            self._cursor = TrainingCursor(sequence.progress, steps=call.steps, peeks=peeks)
+        # With `fit(steps_per_epoch=…)` the data's epochs continue without end.
+        self.num_batches = None if trains and call.steps else len(sequence)
 
     def __getitem__(self, index: int) -> Batch:
         """Return a batch for Keras to peek at."""

@@ -17,7 +17,7 @@ from kerasmem.hdf5.format.columns import Part
 from kerasmem.hdf5.io.access import ahead_bytes
 from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.streaming.cursor import Cursor, Progress, make_state, read_state
+from kerasmem.streaming.cursor import Cursor, Progress, TrainingCursor, make_state, read_state
 from kerasmem.streaming.order import Position
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.stream_plan import (
@@ -100,7 +100,7 @@ class Stream:
             >>> [len(y) for x, y in train.next_epoch()], train.epoch
             ([4, 4, 2], 1)
         """
-        cursor = Cursor(self.progress)
+        cursor = TrainingCursor(self.progress)
         cursor.begin()
         yield from self.read(cursor)
         cursor.end()
