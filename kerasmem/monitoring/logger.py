@@ -271,6 +271,7 @@ class MemoryLogger(keras.callbacks.Callback):
             return
         if kind == "train" or self._kind != "train" or self._thread != here:
             self._try_growth()
+            self._recorder.end_run()  # of a run that broke off
             self._recorder.begin_run(find_worker(getattr(self._model, "distribute_strategy", None)))
             self._kind, self._thread, self._process = kind, here, os.getpid()
             self._fits, self._is_nested = fits, False

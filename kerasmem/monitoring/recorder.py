@@ -31,13 +31,11 @@ _SETTINGS = ("filename", "append", "update_freq", "nvml", "epoch_logs", "samplin
 
 
 def _hook(hook: F) -> F:
-    """Time a hook. After an unexpected exception, end the recording, but not the training."""
+    """Time a hook. After an unexpected exception, end the run's recording, but not the training."""
     name = hook.__name__
 
     @functools.wraps(hook)
     def guarded(recorder: Recorder, *args: Any) -> Any:
-        if recorder.broken:
-            return None
         start = recorder.clock()
         try:
             return hook(recorder, *args)
@@ -70,7 +68,6 @@ class Recorder:
         worker: number of this process in the run, or None for a single process.
         phase: phase of the training.
         seconds: time in each hook so far, by its name.
-        broken: True after an unexpected exception has ended the recording.
         leak_watch: watch over the epochs, or None without `leaks`.
 
     Raises:
@@ -105,7 +102,6 @@ class Recorder:
         self.log = RunLog(filename, append, self.write_quietly)
         self.epoch: int | None = None
         self.run_peaks: dict[str, int] = {}
-        self.broken = False
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self.leak_watch = LeakWatch("epochs") if leaks else None
@@ -143,8 +139,9 @@ class Recorder:
 
     # ---------------------------------------------------------------- runs
 
+    @_hook
     def begin_run(self, worker: Worker | None = None) -> None:
-        """Open the log file and the devices. A recording that was broken off starts again.
+        """Open the log file and the devices. The previous run must have ended.
 
         Args:
             worker: number of this process, if several train together.
@@ -152,12 +149,6 @@ class Recorder:
         Raises:
             UsageError: If the file cannot be written.
         """
-        self.broken = False
-        self.end_run()  # of a run that broke off
-        self._begin_run(worker)
-
-    @_hook
-    def _begin_run(self, worker: Worker | None) -> None:
         self.phase.enter("between")
         if self._start is None:
             self._start = self.clock()
@@ -177,7 +168,7 @@ class Recorder:
 
     @_hook
     def end_run(self) -> None:
-        """Close the log file and release the devices. The next run opens them again."""
+        """End the run, if there is one. The next run opens the log file and the devices again."""
         self._end_sampler()
         if self.log.run is not None:
             if self.leak_watch is not None:
@@ -191,10 +182,8 @@ class Recorder:
         self._release()
 
     def break_off(self, error: Exception) -> None:
-        """End the recording because of an exception in it. Training continues."""
-        self.broken = True
+        """End the run's recording because of an exception in it. Training continues."""
         self.write_quietly()
-        self._waiting = []
         self._end_sampler()
         self._release()
         self.log.add_note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", warns=True)
@@ -202,15 +191,17 @@ class Recorder:
     def _end_sampler(self) -> None:
         """Stop the background thread and keep its peaks."""
         sampler, self._sampler = self._sampler, None
-        if sampler is None:
-            return
-        sampler.stop()
+        if sampler is not None:
+            sampler.stop()
+            self._add_phases(sampler)
+
+    def _add_phases(self, sampler: Sampler) -> None:
+        """Record each phase's peaks since the epoch began."""
         sampler.read()
         self.log.add_phases(sampler.cut(self.log.run or 0, self.epoch))
 
     def _release(self) -> None:
         """Close the log file and release the devices."""
-        self._write_batches()
         self.log.end_run()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -224,15 +215,14 @@ class Recorder:
     @_hook
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch. Earlier readings belong to the previous epoch."""
-        if self._sampler is not None:
-            self._sampler.start()  # it ends after a long time without hooks
-            self._sampler.read()
-            self.log.add_phases(self._sampler.cut(self.log.run or 0, self.epoch))
+        if self._reader is None or self._sampler is None:
+            return
+        self._sampler.start()  # it ends after a long time without hooks
+        self._add_phases(self._sampler)
         self.epoch = epoch
         self.begin_part("train", "between")
-        if self._reader is not None:
-            self._reader.peaks()
-            self._maxima = EpochMaxima(epoch, self._reader.names)
+        self._reader.peaks()
+        self._maxima = EpochMaxima(epoch, self._reader.names)
 
     @_hook
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
