@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.devices.host import limit_note
@@ -19,7 +19,7 @@ from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.training_devices import Allocator, tracked_devices
 from kerasmem.monitoring.sampler import BackgroundReading
-from kerasmem.monitoring.timeline import largest_known
+from kerasmem.monitoring.timeline import Sample, largest_known
 
 _lock = threading.RLock()  # reentrant, because garbage collection in `read` may close a logger
 _readers: dict[Allocator, list[PeakReader]] = {}
@@ -92,21 +92,9 @@ def running_allocators() -> list[Allocator]:
     return [device.allocator for device in tracked if device.allocator is not None]
 
 
-class DeviceReading(NamedTuple):
-    """Sizes of a device and of the host at the same moment, in bytes. `peak_bytes` is since the previous reading."""
-
-    device: str | None
-    in_use_bytes: int | None
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    driver_used_bytes: int | None
-    driver_total_bytes: int | None
-    rss_bytes: int | None
-    swap_bytes: int | None
-
-
-_Driver = tuple["int | None", "int | None"]
-_Sizes = tuple["int | None", "int | None", "int | None"]
+_NO_BATCH = (0, 0.0, "epoch", None, None, 0)  # first fields of a row outside batches
+_Driver = tuple[int | None, int | None]
+_Sizes = tuple[int | None, int | None, int | None]
 RawReading = list[tuple[_Sizes, _Driver]]  # for each device: in use, peak and reserved; the driver's used and total
 
 
@@ -153,13 +141,13 @@ class DeviceReader:
         """The devices read, in order."""
         return [device.name for device in self._devices]
 
-    def start_run(self, host: BackgroundReading) -> list[DeviceReading]:
-        """Return a first reading. The run's peaks start from the memory in use."""
+    def start_run(self, host: BackgroundReading) -> list[Sample]:
+        """Return the rows of a first reading. The run's peaks start from the memory in use."""
         self._note_circumstances()
-        readings = self.read(host)
-        for device, reading in zip(self._devices, readings, strict=True):
-            device.run_peak = reading.in_use_bytes if reading.peak_bytes is not None else None
-        return readings
+        rows = self.read_rows(host)
+        for device, row in zip(self._devices, rows, strict=True):
+            device.run_peak = None if row.peak_bytes is None else row.in_use_bytes
+        return rows
 
     def end_run(self) -> dict[str, int]:
         """Release the devices and the driver, and return each device's largest peak of the run, in bytes."""
@@ -176,31 +164,48 @@ class DeviceReader:
         """Return each device's peak since the previous reading."""
         return [self._take(device)[1] for device in self._devices]
 
-    def read(self, host: BackgroundReading) -> list[DeviceReading]:
-        """Return a reading of each device, at least one. The driver's sizes are from the latest `read_driver`.
-
-        Args:
-            host: the latest background reading.
-        """
-        return self.unpack(self.read_raw(), host)
-
-    def read_raw(self) -> RawReading:
-        """Take a reading quickly, for `unpack` to convert later."""
+    def read(self) -> RawReading:
+        """Take a reading quickly, for `make_rows` to convert later. The driver's sizes are from `read_driver`."""
         sizes = []
         for device in self._devices:  # before Python 3.12 a comprehension is a call
             sizes.append((self._take(device), device.driver))
         return sizes
 
-    def unpack(self, raw: RawReading, host: BackgroundReading) -> list[DeviceReading]:
-        """Convert a raw reading."""
-        pairs = zip(self._devices, raw, strict=True)
+    def make_rows(
+        self, head: Sequence[Any], reading: RawReading, host: BackgroundReading, between: Sequence[int | None]
+    ) -> list[Sample]:
+        """Convert a reading into one row for each device, at least one.
+
+        Args:
+            head: first fields of the rows, from `run` to `steps`.
+            reading: the reading.
+            host: background reading at the same time.
+            between: each device's peak before the batch.
+        """
         own = (host.rss_bytes, host.swap_bytes)
-        return [DeviceReading(device.name, *allocator, *driver, *own) for device, (allocator, driver) in pairs]
+        parts = zip(self._devices, reading, between, strict=True)
+        return [
+            Sample._make((*head, device.name, in_use, peak, before, reserved, *driver, *own))
+            for device, ((in_use, peak, reserved), driver), before in parts
+        ]
+
+    def read_rows(self, host: BackgroundReading) -> list[Sample]:
+        """Return rows of a reading outside batches. Their peaks, since the previous reading, are between batches."""
+        reading = self.read()
+        return self.make_rows(_NO_BATCH, reading, host, [peak for (_, peak, _), _ in reading])
 
     def read_driver(self) -> int | None:
         """Read the driver, and return the bytes in use on the fullest card. Too slow for a batch's hook."""
         for device in self._devices:
-            device.driver = self._driver(device)
+            if device.card is None or self._nvml is None:
+                continue
+            memory, why_not = self._nvml.memory(device.card)
+            if memory is None:
+                device.card = None  # it does not come back within a run, and reading costs time
+                device.driver = (None, None)
+                self._note(f"driver: {device.name}: {why_not}")
+            else:
+                device.driver = (memory.used_bytes, memory.total_bytes)
         return largest_known(device.driver[0] for device in self._devices)
 
     def _take(self, device: _Device) -> _Sizes:
@@ -220,16 +225,6 @@ class DeviceReader:
         if peak is not None and (device.run_peak is None or peak > device.run_peak):
             device.run_peak = peak
         return in_use, peak, reserved
-
-    def _driver(self, device: _Device) -> tuple[int | None, int | None]:
-        if device.card is None or self._nvml is None:
-            return None, None
-        memory, why_not = self._nvml.memory(device.card)
-        if memory is None:
-            device.card = None  # it does not come back within a run, and reading costs time
-            self._note(f"driver: {device.name}: {why_not}")
-            return None, None
-        return memory.used_bytes, memory.total_bytes
 
     def _note_circumstances(self) -> None:
         """Note a memory limit, scarce memory, and other processes on the cards."""

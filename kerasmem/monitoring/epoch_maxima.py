@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from kerasmem.monitoring.device_reader import DeviceReading
-from kerasmem.monitoring.timeline import Sample, largest_known
+from kerasmem.monitoring.timeline import COLUMNS, SIZES, Sample, largest_known
 from kerasmem.units import MIB, format_size
 
 LOG_SIZES = (
     "peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "tree_bytes", "swap_bytes",
 )  # fmt: skip
+_FIRST_SIZE = COLUMNS.index(SIZES[0])
 
 
 class EpochMaxima:
@@ -32,39 +32,23 @@ class EpochMaxima:
         self._tree: int | None = None
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Add one sample per device."""
-        for number, (row, sample) in enumerate(zip(self._rows, samples, strict=True)):
-            if sample[7:] != row[7:]:
-                self._rows[number] = Sample(*row[:7], *map(_larger, row[7:], sample[7:]))
+        """Add samples, one for each device in turn."""
+        for number, row in enumerate(self._rows):
+            own = [row, *samples[number :: len(self._rows)]]
+            sizes = zip(*(sample[_FIRST_SIZE:] for sample in own), strict=True)
+            self._rows[number] = Sample._make((*row[:_FIRST_SIZE], *map(largest_known, sizes)))
 
-    def add_after(self, readings: Sequence[DeviceReading]) -> None:
-        """Add the readings after the last batch. Their peaks count as between batches."""
-        head = self._rows[0][:6]
-        self.add([Sample(*head, device, in_use, None, peak, *rest) for device, in_use, peak, *rest in readings])
-
-    def add_background(self, rss: int | None, tree: int | None, swap: int | None) -> None:
-        """Add the largest background readings of the epoch so far."""
-        self._rows = [
-            row._replace(rss_bytes=_larger(row.rss_bytes, rss), swap_bytes=_larger(row.swap_bytes, swap))
-            for row in self._rows
-        ]
-        self._tree = _larger(self._tree, tree)
+    def finish(self, run: int, moment: float, rss: int | None, tree: int | None, swap: int | None) -> list[Sample]:
+        """Add the largest background readings, and return one row for each device."""
+        last = [row._replace(peak_bytes=row.between_peak_bytes, rss_bytes=rss, swap_bytes=swap) for row in self._rows]
+        self.add(last)
+        self._rows = [row._replace(run=run, time=moment, steps=self.steps) for row in self._rows]
+        self._tree = largest_known((tree, self.largest("rss_bytes")))
+        return self._rows
 
     def largest(self, size: str) -> int | None:
-        """Return the largest of a size over all devices. The peak includes the time between batches."""
-        if size == "tree_bytes":
-            return _larger(self._tree, self.largest("rss_bytes"))
-        largest = largest_known(getattr(row, size) for row in self._rows)
-        return _larger(largest, self.largest("between_peak_bytes")) if size == "peak_bytes" else largest
-
-    def rows(self, run: int, moment: float) -> list[Sample]:
-        """Return one row for each device."""
-        return [
-            row._replace(
-                run=run, time=moment, steps=self.steps, peak_bytes=_larger(row.peak_bytes, row.between_peak_bytes)
-            )
-            for row in self._rows
-        ]
+        """Return the largest of a size over all devices. Call `finish` first."""
+        return self._tree if size == "tree_bytes" else largest_known(getattr(row, size) for row in self._rows)
 
     def logs(self, known: Collection[str], *, in_bytes: bool) -> dict[str, float]:
         """Return the values for Keras's `logs`, NaN if a reading has failed since the start.
@@ -96,9 +80,3 @@ class EpochMaxima:
             parts.append(f"swapped out {format_size(swap)}")
         devices = ", ".join(row.device for row in self._rows if row.device) or "host"
         return f"memory, epoch {self.epoch + 1} ({devices}): {', '.join(parts) or 'nothing can be read'}"
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one if one >= other else other

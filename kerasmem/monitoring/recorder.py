@@ -16,17 +16,19 @@ from typing import Any, Literal, TypeVar
 from kerasmem.checks import choice, number, path, whole
 from kerasmem.cluster import Worker
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.monitoring.device_reader import DeviceReader
+from kerasmem.monitoring.device_reader import DeviceReader, RawReading
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.logfile import format_of
-from kerasmem.monitoring.run_log import Overhead, RawBatch, RunLog
-from kerasmem.monitoring.sampler import CurrentPhase, Sampler
+from kerasmem.monitoring.run_log import Overhead, RunLog
+from kerasmem.monitoring.sampler import BackgroundReading, CurrentPhase, Sampler
 from kerasmem.monitoring.timeline import Sample, Timeline
 
 Kind = Literal["train", "test", "predict"]
 F = TypeVar("F", bound=Callable[..., Any])
 _WRITE_SECONDS = 0.2  # between writes of batches
+# phase, epoch, batch, steps, time of its end, readings of devices and host, and each device's peak before the batch
+_Batch = tuple[str, int | None, int, int, float, RawReading, BackgroundReading, list[int | None]]
 _SETTINGS = ("filename", "append", "update_freq", "nvml", "epoch_logs", "sampling", "leaks")
 
 
@@ -115,7 +117,7 @@ class Recorder:
         self._sampler: Sampler | None = None
         self._open_batches: dict[str, tuple[int, list[int | None]]] = {}  # with the peaks before them
         self._next_batch: dict[str, int] = {}  # to record, by kind
-        self._waiting: list[RawBatch] = []
+        self._waiting: list[_Batch] = []  # recorded, but not written
         self._write_at = 0.0
 
     # ------------------------------------------------------------- results
@@ -156,8 +158,8 @@ class Recorder:
         self.log.open(worker)
         self._reader = DeviceReader(self._reader_note, self.nvml)
         sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.sampling)
-        readings = self._reader.start_run(sampler.latest)
-        self._readable = {name for r in readings for name, value in r._asdict().items() if value is not None}
+        rows = self._reader.start_run(sampler.latest)
+        self._readable = {name for row in rows for name, value in row._asdict().items() if value is not None}
         if "in_use_bytes" in self._readable:
             self._readable.add("peak_bytes")
         if "rss_bytes" in self._readable:
@@ -232,11 +234,10 @@ class Recorder:
         if maxima is None or self._reader is None or self._sampler is None:
             return None
         self._sampler.read()
-        maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
+        background = [self._sampler.largest(size) for size in ("rss_bytes", "tree_bytes", "swap_bytes")]
         self.phase.enter("epoch end")
-        maxima.add_after(self._reader.read(self._sampler.latest))
-        rows = maxima.rows(self.log.run or 0, self._moment())
-        self.log.add_rows(rows)
+        maxima.add(self._reader.read_rows(self._sampler.latest))
+        self.log.add_rows(maxima.finish(self.log.run or 0, self._moment(), *background))
         if self.leak_watch is not None:
             self.leak_watch.sample(self.log.bytes)
         return maxima.logs(self._readable, in_bytes=self.epoch_logs == "bytes"), maxima.line()
@@ -268,11 +269,10 @@ class Recorder:
         if kind not in self._open_batches or self._reader is None or self._sampler is None:
             return
         batch, between = self._open_batches.pop(kind)
-        devices, host = self._reader.read_raw(), self._sampler.latest
+        devices, host = self._reader.read(), self._sampler.latest
         self._next_batch[kind] = max(batch + self.update_freq, last + 1)
         now = self.clock()
-        ended = (self.log.run or 0, phase, self.epoch, batch, last - batch + 1, now, devices, host, between)
-        self._waiting.append(RawBatch._make(ended))
+        self._waiting.append((phase, self.epoch, batch, last - batch + 1, now, devices, host, between))
         if now >= self._write_at:
             self._write_batches()
             self._write_at = now + _WRITE_SECONDS
@@ -282,13 +282,13 @@ class Recorder:
         waiting, self._waiting = self._waiting, []
         if not waiting or self._reader is None:
             return
-        written: list[Sample] = []
-        for batch in waiting:
-            samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.devices, batch.host))
-            if self._maxima is not None:
-                self._maxima.add(samples)
-            written += samples
-        self.log.add_rows(written)
+        rows: list[Sample] = []
+        for phase, epoch, batch, steps, clock, devices, host, between in waiting:
+            head = (self.log.run or 0, self._moment(clock), phase, epoch, batch, steps)
+            rows += self._reader.make_rows(head, devices, host, between)
+        if self._maxima is not None:
+            self._maxima.add(rows)
+        self.log.add_rows(rows)
 
     def write_quietly(self) -> None:
         """Write the waiting batches without raising an exception."""

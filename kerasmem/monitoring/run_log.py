@@ -10,51 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kerasmem.cluster import Worker, own_path
 from kerasmem.errors import warn_user
-from kerasmem.monitoring.device_reader import DeviceReading, RawReading
 from kerasmem.monitoring.logfile import LogFile, open_logs, write_waiting
-from kerasmem.monitoring.sampler import BackgroundReading
 from kerasmem.monitoring.timeline import FORMAT_VERSION, PhasePeaks, Sample, Table, Timeline, pack
 from kerasmem.processes.children import GOES_ON
 from kerasmem.records import Record
 
 _MOST_BYTES = 120_000_000  # of rows in memory, about a million
 _begun: set[str] = set()  # families with a file begun by this process
-
-
-class RawBatch(NamedTuple):
-    """A batch that has ended, as its hook recorded it.
-
-    Attributes:
-        run, phase, epoch, batch, steps: as in `Sample`.
-        clock: when it ended, in seconds of the recorder's clock.
-        devices: readings of the devices.
-        host: the latest background reading.
-        between: each device's peak before the batch.
-    """
-
-    run: int
-    phase: str
-    epoch: int | None
-    batch: int
-    steps: int
-    clock: float
-    devices: RawReading
-    host: BackgroundReading
-    between: list[int | None]
-
-    def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
-        """Return one row for each device."""
-        head = (self.run, seconds, self.phase, self.epoch, self.batch, self.steps)
-        return [
-            Sample(*head, device, in_use, peak, before, *rest)
-            for (device, in_use, peak, *rest), before in zip(readings, self.between, strict=True)
-        ]
 
 
 class RunLog:
