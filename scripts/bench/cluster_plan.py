@@ -66,7 +66,7 @@ def look_at(layout: DataLayout, scale: Scale) -> dict[str, Any]:
     """Return the figures of some ranks of a plan that is too large to be made as a whole."""
     parts = read_parts("x", None, None)
     ranks = np.linspace(0, scale.ranks - 1, min(LOOKED_AT, scale.ranks)).astype(int).tolist()
-    seconds, rows, read, requests, files, travel, blocks = [], [], [], [], [], [], 0
+    seconds, rows, read, requests, files, travel = [], [], [], [], [], []
     for rank in ranks:
         start = time.perf_counter()
         shard = (rank, scale.ranks)
@@ -74,7 +74,6 @@ def look_at(layout: DataLayout, scale: Scale) -> dict[str, Any]:
         plan = make_plan(layout, parts, settings)
         order = plan.order(0)
         seconds.append(time.perf_counter() - start)
-        blocks = plan.layout.block_grid(plan.memory.block_rows).cell(scale.total - 1) + 1
         runs = np.array([order.blocks.run(block)[:2] for block in range(order.blocks.count)])
         number, first = np.divmod(runs[:, 0], scale.rows)
         last = (runs[:, 1] - 1) % scale.rows // scale.chunk
@@ -88,7 +87,6 @@ def look_at(layout: DataLayout, scale: Scale) -> dict[str, Any]:
     needed = np.array(rows)
     return {
         "ranks_looked_at": len(ranks),
-        "blocks": int(blocks),
         "plan_seconds": round(float(np.median(seconds)), 3),
         "rows_of_a_rank": [int(needed.min()), int(needed.max())],
         "requests_of_a_rank": [min(requests), max(requests)],

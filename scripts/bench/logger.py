@@ -50,15 +50,10 @@ def pairs(count: int, steps: int, log: Path) -> list[dict[str, Any]]:
             row["with_seconds" if is_logged else "without_seconds"] = round(time.perf_counter() - start, 5)
             if logger is not None:
                 row["overhead"] = logger.overhead.to_dict()
-        row["difference_share"] = round(row["with_seconds"] / row["without_seconds"] - 1, 5)
         rows.append(row)
         row["own_share"] = round(row["overhead"]["batch_seconds"] / row["without_seconds"], 5)
-        print(f"pair {pair}: {row['difference_share']:+.2%}, own count {row['own_share']:.2%}")
+        print(f"pair {pair}: {row['with_seconds'] / row['without_seconds'] - 1:+.2%}, own count {row['own_share']:.2%}")
     return rows
-
-
-def lower_quartile(seconds: list[float]) -> float:
-    return statistics.quantiles(seconds, n=4)[0]
 
 
 def main() -> None:
@@ -68,16 +63,15 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = pairs(options.pairs, options.steps, Path(folder) / "run.jsonl")
-    overheads = [row["overhead"] for row in rows]
-    with_logger = lower_quartile([row["with_seconds"] for row in rows])
-    without = lower_quartile([row["without_seconds"] for row in rows])
-    in_fit = statistics.median(overhead["per_batch_seconds"] for overhead in overheads)
+    with_logger, without = (
+        statistics.quantiles([row[f"{name}_seconds"] for row in rows], n=4)[0] for name in ("with", "without")
+    )
+    hooks = statistics.median(row["overhead"]["per_batch_seconds"] for row in rows)
     summary = {
         "step_milliseconds": round(without / options.steps * 1e3, 3),
         "difference_share": round(with_logger / without - 1, 5),
         "median_own_share": round(statistics.median(row["own_share"] for row in rows), 5),
-        "hooks_in_fit_microseconds": round(in_fit * 1e6, 1),
-        "load_average": round(os.getloadavg()[0], 1),
+        "hooks_in_fit_microseconds": round(hooks * 1e6, 1),
     }
     print(summary)
     write_results(
