@@ -118,14 +118,14 @@ def _workers(strategy: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, W
         "TF_CONFIG": lambda: _read_tf_config(environ["TF_CONFIG"]),
     }
     for launcher, (rank, size) in _LAUNCHERS.items():
-        readers[f"{launcher}'s {rank} and {size}"] = functools.partial(_launched, environ, rank, size)
+        readers[f"{launcher}'s {rank} and {size}"] = functools.partial(_launched_worker, environ, rank, size)
     for name, read in readers.items():
         with contextlib.suppress(*_DAMAGES):
             if (worker := read()) is not None:
                 yield name, worker
 
 
-def _launched(environ: Mapping[str, str], rank: str, size: str) -> Worker | None:
+def _launched_worker(environ: Mapping[str, str], rank: str, size: str) -> Worker | None:
     worker = Worker(int(environ[rank]), int(environ[size]))
     return worker if 0 <= worker.rank < worker.size > 1 else None
 

@@ -4,7 +4,7 @@
 
 - Links in a path from the user are followed.
 - Files with names from kerasmem (temporary and cached files) are never opened through a link (`open_plain`,
-  `replacing`).
+  `replace_file`).
 - A folder for files that outlive a run belongs to the user (`own_folder`).
 """
 
@@ -88,7 +88,7 @@ def write_named(path: str, data: bytes) -> None:
     if path.startswith(_OPEN_FILES) or (os.path.exists(path) and not os.path.isfile(path)):
         Path(path).write_bytes(data)
     else:
-        with replacing(os.path.realpath(path)) as file:
+        with replace_file(os.path.realpath(path)) as file:
             file.write(data)
 
 
@@ -122,7 +122,7 @@ def refuse_foreign(name: str, path: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str, *, durable: bool = False, before: str | None = None) -> Iterator[BinaryIO]:
+def replace_file(path: str, *, durable: bool = False, before: str | None = None) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces another one when the block succeeds.
 
     The temporary file has a unique name in the same folder, so several processes can replace one file.

@@ -37,7 +37,7 @@ MOST_ROWS = 25  # in a notebook
 _SIZES = ("total", "low", "high", "before", "needs")  # sizes without "bytes" in their name
 
 
-def renamed(json: str, default: Any = MISSING) -> Any:
+def json_field(json: str, default: Any = MISSING) -> Any:
     """Declare a field that has another name in JSON, such as `class`."""
     return field(default=default, metadata={"json": json})
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from kerasmem.errors import InputError
-from kerasmem.records import Record, renamed
+from kerasmem.records import Record, json_field
 
 
 @dataclass(frozen=True)
 class Part:
-    class_name: str = renamed("class")
+    class_name: str = json_field("class")
     shape: tuple[int | None, ...] | None = None
 
 

@@ -26,7 +26,7 @@ def data_command() -> None:
 
 
 @contextlib.contextmanager
-def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _executor_arguments(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Replace --workers and --dask in the options by the arguments `executor` and `progress`."""
     from kerasmem.processes.executors import open_executor
 
@@ -79,7 +79,7 @@ def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json:
     from kerasmem import data
     from kerasmem.rendering.data_tables import conversion_table
 
-    with quiet_tensorflow(), _working(options) as working:
+    with quiet_tensorflow(), _executor_arguments(options) as working:
         result = data.convert(sources, columns=_read_columns(columns), **working, **options)
     show_result(result, as_json, conversion_table)
 
@@ -101,7 +101,7 @@ def repack_command(file: str, columns: tuple[str, ...], as_json: bool, **options
     from kerasmem import data
     from kerasmem.rendering.data_tables import conversion_table
 
-    with _working(options) as working:
+    with _executor_arguments(options) as working:
         result = data.repack(file, columns=_read_columns(columns), **working, **options)
     show_result(result, as_json, conversion_table)
 
@@ -123,7 +123,7 @@ def stats_command(file: str, datasets: tuple[str, ...], as_json: bool, **options
     from kerasmem import data
     from kerasmem.rendering.data_tables import stats_table
 
-    with _working(options) as working:
+    with _executor_arguments(options) as working:
         result = data.stats(file, list(datasets) or None, **working, **options)
     show_result(result, as_json, stats_table)
 
@@ -152,6 +152,6 @@ def index_command(
     from kerasmem import data
     from kerasmem.rendering.data_tables import index_table
 
-    with _working(options) as working:
+    with _executor_arguments(options) as working:
         result = data.index(files, output, datasets=list(datasets) or None, **working, **options)
     show_result(result, as_json, index_table)

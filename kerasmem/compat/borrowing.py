@@ -83,7 +83,7 @@ class Borrowed:
             getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise NotAvailableError(
-                f"{self.feature} does not work with {_installed(self.package)}, which lacks "
+                f"{self.feature} does not work with {_package_version(self.package)}, which lacks "
                 f"{self.module}.{self.name}. Other features work; `kerasmem doctor` lists missing parts"
             ) from error
         return owner, name
@@ -105,7 +105,7 @@ def all_borrowed() -> tuple[Borrowed, ...]:
     return tuple(_ALL)
 
 
-def _installed(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

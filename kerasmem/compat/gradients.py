@@ -86,7 +86,7 @@ def forget_gradients(graph: Any) -> None:
     """
     with contextlib.suppress(NotAvailableError):
         registry = _REGISTRY.get()
-        for name in custom_gradients().keys() & set(_named_in(graph)):
+        for name in custom_gradients().keys() & set(_gradients_in(graph)):
             registry.pop(name, None)
 
 
@@ -102,7 +102,7 @@ def kept_variables() -> list[int]:
         return []
     import tensorflow as tf
 
-    graphs, known = _living(tf.Graph, tf.Variable)
+    graphs, known = _list_instances(tf.Graph, tf.Variable)
     known += [reference() for graph in graphs for reference in getattr(graph, "_weak_variables", ())]
     living = {id(variable.handle) for variable in known if hasattr(variable, "handle")}
     return [_bytes_behind(handle) for handle in _captured_variables(graphs) if id(handle) not in living]
@@ -117,10 +117,10 @@ def _weaken() -> tuple[dict[str, weakref.ref[Any]], list[weakref.ref[Any]], list
     import tensorflow as tf
 
     registry, entries = _REGISTRY.get(), custom_gradients()
-    graphs, runtime_functions = _living(tf.Graph, _FUNCTION.get())
-    named = {id(graph): set(_named_in(graph)) & entries.keys() for graph in graphs}
+    graphs, runtime_functions = _list_instances(tf.Graph, _FUNCTION.get())
+    named = {id(graph): set(_gradients_in(graph)) & entries.keys() for graph in graphs}
     with_operations = {id(graph) for graph in graphs if graph.get_operations()}
-    elsewhere = set(_named_outside(runtime_functions, with_operations))
+    elsewhere = set(_gradients_outside(runtime_functions, with_operations))
     waiting = entries.keys() - elsewhere.union(*named.values()) - _UNNAMED
     _UNNAMED.clear()
     _UNNAMED.update(waiting)
@@ -157,14 +157,14 @@ def _call_held(reference: Callable[[], Any], *arguments: Any) -> Any:
     return reference()(*arguments)
 
 
-def _living(*wanted: type) -> tuple[list[Any], ...]:
+def _list_instances(*wanted: type) -> tuple[list[Any], ...]:
     """List the living instances of each class, except those hidden by `gc.freeze`."""
     is_wanted: Any = functools.cache(lambda kind: issubclass(kind, wanted))
     objects = [one for one in living_objects() if is_wanted(type(one))]
     return tuple([one for one in objects if isinstance(one, kind)] for kind in wanted)
 
 
-def _named_in(graph: Any) -> Iterator[str]:
+def _gradients_in(graph: Any) -> Iterator[str]:
     """Yield the gradients that the operations of a graph name."""
     for operation in graph.get_operations():
         if operation.type == _OPERATION:
@@ -174,7 +174,7 @@ def _named_in(graph: Any) -> Iterator[str]:
                 continue
 
 
-def _named_outside(functions: Iterable[Any], graphs: set[int]) -> Iterator[str]:
+def _gradients_outside(functions: Iterable[Any], graphs: set[int]) -> Iterator[str]:
     """Yield the gradients that the runtime's functions name, except functions of `graphs`.
 
     They are functions without a graph yet, and functions that `gc.freeze` hides.

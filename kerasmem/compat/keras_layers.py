@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed
-from kerasmem.compat.patching import patched
+from kerasmem.compat.patching import patch
 
 FLATTEN = Borrowed("keras:Layer._flatten_layers", feature="layers kept in dictionaries and nested lists of a layer")
 OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
@@ -37,7 +37,7 @@ def gpu_assumed() -> contextlib.AbstractContextManager[None]:
 
     If Keras detects GPUs by another function, nothing changes.
     """
-    return patched(*SEES_GPU.owner(), lambda sees_gpu: True) if SEES_GPU.exists() else contextlib.nullcontext()
+    return patch(*SEES_GPU.owner(), lambda sees_gpu: True) if SEES_GPU.exists() else contextlib.nullcontext()
 
 
 def takes_cudnn(layer: Any) -> bool:
@@ -75,7 +75,7 @@ def name_scopes_replaced(
     Raises:
         NotAvailableError: If Keras opens name scopes by another method.
     """
-    return patched(*OPEN_NAME_SCOPE.owner(), lambda open_scope, layer: scope_of(layer, open_scope))
+    return patch(*OPEN_NAME_SCOPE.owner(), lambda open_scope, layer: scope_of(layer, open_scope))
 
 
 def without_name_scopes() -> contextlib.AbstractContextManager[None]:
@@ -104,7 +104,7 @@ def calls_replaced(function: Callable[..., Any]) -> Iterator[None]:
             return call(operation, *args, **kwargs)
         return function(call, operation, *args, **kwargs)
 
-    with patched(*CALL_LAYER.owner(), function), patched(*CALL_OPERATION.owner(), call_operation):
+    with patch(*CALL_LAYER.owner(), function), patch(*CALL_OPERATION.owner(), call_operation):
         yield
 
 
@@ -121,12 +121,15 @@ def normalizations_untouched() -> contextlib.AbstractContextManager[None]:
         if keras.backend.backend() != "tensorflow" or not is_adapted or math.prod(shape) < _LARGE_CONSTANT:
             finalize_state(layer)
         else:
-            layer.mean, layer.variance = untouched(shape, layer.compute_dtype), untouched(shape, layer.compute_dtype)
+            layer.mean, layer.variance = (
+                unwritten_tensor(shape, layer.compute_dtype),
+                unwritten_tensor(shape, layer.compute_dtype),
+            )
 
-    return patched(keras.layers.Normalization, "finalize_state", finalize)
+    return patch(keras.layers.Normalization, "finalize_state", finalize)
 
 
-def untouched(shape: Sequence[int], dtype: Any) -> Any:
+def unwritten_tensor(shape: Sequence[int], dtype: Any) -> Any:
     """Create a tensor in reserved memory that is never written, and so occupies no pages."""
     import tensorflow as tf
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
-from kerasmem.compat.patching import patched
+from kerasmem.compat.patching import patch
 
 _GLOBAL = "keras.src.backend.common.global_state"
 _TRACING = "estimates that trace the model, kerasmem.recompute, kerasmem.fit"
@@ -150,7 +150,7 @@ def optimizers_know_stand_ins() -> contextlib.AbstractContextManager[None]:
         owner = VAR_KEY.owner()
     except NotAvailableError:
         return contextlib.nullcontext()
-    return patched(*owner, lambda var_key, optimizer, variable: _STANDS_FOR.get(id(variable), id(variable)))
+    return patch(*owner, lambda var_key, optimizer, variable: _STANDS_FOR.get(id(variable), id(variable)))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
-from kerasmem.compat.patching import patched
+from kerasmem.compat.patching import patch
 
 _RESUMING = "kerasmem.ResumeTraining and kerasmem.fit(checkpoint=…)"
 _EPOCHS = "keras.src.trainers.epoch_iterator:EpochIterator"
@@ -101,7 +101,7 @@ def steps_skipped(epochs: int, count: int, skip: Callable[[Any], object]) -> Ite
             if has_ended:
                 return
 
-    with patched(*NEW_EPOCHS.owner(), note), patched(*STEPS.owner(), steps):
+    with patch(*NEW_EPOCHS.owner(), note), patch(*STEPS.owner(), steps):
         yield
 
 
@@ -114,7 +114,7 @@ def epoch_iterators_recorded() -> Iterator[list[Any]]:
         iterators.append(epoch_iterator)
         own(epoch_iterator, *arguments, **named)
 
-    with patched(*NEW_EPOCHS.owner(), note):
+    with patch(*NEW_EPOCHS.owner(), note):
         yield iterators
 
 
@@ -178,7 +178,7 @@ def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[N
     ) -> Any:  # fmt: skip
         return function(original, values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
 
-    return patched(*REDUCE.owner(), reduce_weighted_values)
+    return patch(*REDUCE.owner(), reduce_weighted_values)
 
 
 def loss_and_tracker(model: Any) -> tuple[Any, Any]:
@@ -199,7 +199,7 @@ def has_added_losses(layer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def updated_in_turn() -> Iterator[None]:
+def update_in_turn() -> Iterator[None]:
     """Make optimizers update one variable after another in graphs that this thread traces.
 
     Otherwise, TensorFlow runs independent updates in parallel and holds all their intermediate results. The final
@@ -211,7 +211,7 @@ def updated_in_turn() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if all(borrowed.exists() for borrowed in replacements):
             for borrowed, function in replacements.items():
-                stack.enter_context(patched(*borrowed.owner(), function))
+                stack.enter_context(patch(*borrowed.owner(), function))
         yield
 
 

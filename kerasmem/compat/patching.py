@@ -18,7 +18,7 @@ _lock = threading.Lock()  # held while dispatchers are installed and removed, no
 
 
 @contextlib.contextmanager
-def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+def patch(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace a function of a class or module in this thread.
 
     Args:
@@ -28,7 +28,7 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
 
     Examples:
         >>> import json
-        >>> with patched(json, "dumps", lambda dumps, value: f"<{dumps(value)}>"):
+        >>> with patch(json, "dumps", lambda dumps, value: f"<{dumps(value)}>"):
         ...     json.dumps(1)
         '<1>'
     """
@@ -38,7 +38,7 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
     stack = dispatcher.in_thread.stack
     inner = functools.partial(replacement, stack[-1] if stack else dispatcher.original)
     try:
-        with dispatcher.in_thread.pushed(inner):
+        with dispatcher.in_thread.push(inner):
             yield
     finally:
         with _lock:
@@ -52,7 +52,7 @@ class ThreadStack(threading.local):
         self.stack: list[Any] = []
 
     @contextlib.contextmanager
-    def pushed(self, entry: Any) -> Iterator[None]:
+    def push(self, entry: Any) -> Iterator[None]:
         """Push an entry while the context lasts."""
         self.stack.append(entry)
         try:

@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
-from kerasmem.compat.patching import patched
+from kerasmem.compat.patching import patch
 
 _TF, _EAGER = "tensorflow.python", "tensorflow.python.eager"
 # Returns whether `tf.config.experimental.enable_op_determinism()` was called.
@@ -155,7 +155,7 @@ def stacks_left_out() -> contextlib.AbstractContextManager[None]:
     if not STACK.exists():
         return contextlib.nullcontext()
     stack = STACK()
-    return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: stack)
+    return patch(*STACK.owner(), lambda extract_stack, *args, **kwargs: stack)
 
 
 def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
@@ -169,7 +169,7 @@ def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
             clones[id(function)] = function, _CLONE(function, None)
         return original(clones[id(function)][1], *args, **kwargs)
 
-    return patched(_CLONE.owner()[0], "__call__", call)
+    return patch(_CLONE.owner()[0], "__call__", call)
 
 
 def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:

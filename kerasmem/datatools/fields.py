@@ -242,7 +242,7 @@ class Packing:
         """Whether physical values differ from stored ones."""
         return (self.factor, self.offset) != (1.0, 0.0)
 
-    def stored(self, values: np.ndarray) -> np.ndarray:
+    def apply_sign(self, values: np.ndarray) -> np.ndarray:
         """Return stored values, as unsigned numbers if `unsigned` is set."""
         return values.view(values.dtype.str.replace("i", "u")) if self.unsigned else values
 
@@ -250,7 +250,7 @@ class Packing:
         """Return a mask of the missing values.
 
         Args:
-            values: result of `stored`.
+            values: result of `apply_sign`.
         """
         missing = np.isin(values, np.array(self.missing, values.dtype))
         if self.low is not None:
@@ -261,7 +261,7 @@ class Packing:
 
     def unpack(self, values: np.ndarray, dtype: str) -> np.ndarray:
         """Return physical values, with NaN for missing ones."""
-        values = self.stored(values)
+        values = self.apply_sign(values)
         result = values.astype(np.float64) * self.factor + self.offset
         result[self.is_missing(values)] = np.nan
         return result.astype(dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kerasmem.datatools.conversion_settings import ReadOptions
 from kerasmem.datatools.fields import Field, Rows
-from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, Entry, list_contents, opened
+from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, Entry, list_contents, open_h5
 from kerasmem.datatools.row_source import RowSource, even_pieces
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError, register_filters
@@ -135,7 +135,7 @@ class Hdf5Source(RowSource):
     def _unpack(self, field: Field, values: np.ndarray) -> np.ndarray:
         """Count missing values, and unpack values if that is set."""
         packing = self._packings[field.name]
-        missing = int(np.count_nonzero(packing.is_missing(packing.stored(values))))
+        missing = int(np.count_nonzero(packing.is_missing(packing.apply_sign(values))))
         outcome = "become NaN" if field.stored_dtype else "stay as stored"
         if missing:
             self.losses[f"values of {shown(field.name)} are missing and {outcome}"] += missing
@@ -146,7 +146,7 @@ class Hdf5Source(RowSource):
         row_bytes = sum(prod((entry.shape or ())[1:]) * np.dtype(entry.dtype).itemsize for entry in self._sliced)
         step = max(rows, self._budget // row_bytes)
         register_filters()
-        with opened(self.paths[0], self.label) as file:
+        with open_h5(self.paths[0], self.label) as file:
             for start in range(self.first, self.first + self.rows, step):
                 stop = min(start + step, self.first + self.rows)
                 yield {entry.name: self._read(file, entry, start, stop) for entry in self._sliced}

@@ -177,12 +177,12 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
         DataError: If the file cannot be read.
     """
     access = access or Access()
-    with opened(path, f"{shown(path)}: its list of datasets", access.remote) as file:
+    with open_h5(path, f"{shown(path)}: its list of datasets", access.remote) as file:
         return Contents(path, *_Listing(file, path, access).list(most))
 
 
 @contextlib.contextmanager
-def opened(path: str, label: str, remote: RemoteAccess | None = None) -> Iterator[h5py.File]:
+def open_h5(path: str, label: str, remote: RemoteAccess | None = None) -> Iterator[h5py.File]:
     """Open a file, and close it after the block.
 
     Raises:

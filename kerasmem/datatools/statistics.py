@@ -163,7 +163,7 @@ class _Moments:
 
 def _moments(values: np.ndarray, entry: Entry) -> _Moments:
     packing = entry.packing or Packing()
-    values = packing.stored(values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1))
+    values = packing.apply_sign(values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1))
     missing = packing.is_missing(values)
     labels = None
     if entry.column.may_be_labels:

@@ -17,11 +17,11 @@ import numpy as np
 
 from kerasmem.datatools.conversion_settings import ReadOptions, WriteOptions
 from kerasmem.datatools.fields import PACKING_ATTRIBUTES, Field, Rows, check_names, written_rows, written_type
-from kerasmem.datatools.listing import CLASS_NAMES, opened
+from kerasmem.datatools.listing import CLASS_NAMES, open_h5
 from kerasmem.datatools.reports import Progress, ignore_progress
 from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.files import replacing
+from kerasmem.files import replace_file
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.links import DAMAGED, encode_name
 from kerasmem.hdf5.rows.safe_reading import TEXTS_AT_ONCE, read_attribute
@@ -114,10 +114,10 @@ def write_files(
     before = source.losses.copy()
     pieces = _pieces(source, plan)
     if writing.shuffle:
-        pieces = _shuffled(pieces, plan, writing.seed, folder, progress)
+        pieces = _shuffle(pieces, plan, writing.seed, folder, progress)
     try:
         with contextlib.ExitStack() as stack:
-            paths = [stack.enter_context(replacing(output, durable=True)).name for output in outputs]
+            paths = [stack.enter_context(replace_file(output, durable=True)).name for output in outputs]
             raw_files = [stack.enter_context(_OutputFile(path, "r+")) for path in paths]
             work = _write(pieces, raw_files, bounds, plan, source, reading, writing)
             for done in stack.enter_context(contextlib.closing(work)):
@@ -139,7 +139,7 @@ def _pieces(source: RowSource, plan: WritePlan) -> Iterator[Rows]:
         done += rows_in(piece)
 
 
-def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, progress: Progress) -> Iterator[Rows]:
+def _shuffle(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, progress: Progress) -> Iterator[Rows]:
     """Yield the same rows in random order.
 
     Rows are assigned to random buckets and written to a temporary file in runs, which are sorted by bucket. Then each
@@ -258,7 +258,7 @@ def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Fiel
     if len(set(source.paths)) > 1 or not h5py.is_hdf5(path):
         return
     columns = [(field.columns[0], field) for field in datasets if len(field.columns) == 1]
-    with opened(path, f"{shown(path)}: its list of attributes") as original:
+    with open_h5(path, f"{shown(path)}: its list of attributes") as original:
         for name, field in [("/", Field("/", "<f4")), *columns]:
             with contextlib.suppress(*DAMAGED):
                 item, target = original[encode_name(name)], file[field.name].attrs

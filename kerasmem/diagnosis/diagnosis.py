@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kerasmem.records import Record, renamed
+from kerasmem.records import Record, json_field
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
     dtype: str | None = None
     operation: str | None = None
     layer: str | None = None
-    pass_: str | None = renamed("pass", None)
+    pass_: str | None = json_field("pass", None)
     cause: str | None = None
     warnings: tuple[str, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()

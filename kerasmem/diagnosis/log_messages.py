@@ -58,12 +58,12 @@ class Message:
 
     def read(self, line: str) -> dict[str, Any] | None:
         """Read the facts in a line with one of the needles. Return None if the line does not match."""
-        match = _compiled(self.pattern).search(line)
+        match = _compile(self.pattern).search(line)
         if match is None:
             return None
         facts = {**self.facts, **_named_facts(match)}
         for sentence in self.sentences:
-            sentence_facts = [_named_facts(part) for part in _compiled(sentence).finditer(line, *match.span())]
+            sentence_facts = [_named_facts(part) for part in _compile(sentence).finditer(line, *match.span())]
             if sentence_facts and "processes" in sentence_facts[0]:  # the processes on the card
                 facts["processes"] = [process["processes"] or 0 for process in sentence_facts]
             elif sentence_facts:
@@ -89,7 +89,7 @@ def all_messages() -> tuple[Message, ...]:
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(_FORM.sub(lambda mark: _GROUPS[mark[2]].format(mark[1]), pattern.replace("<start>", START)))
 
 

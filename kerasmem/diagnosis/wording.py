@@ -46,7 +46,7 @@ def _host_sentence(failure: Failure, sizes: Figures) -> str:
     texts = read_data("texts")["deaths"]
     figures = texts["asked"] if sizes.requested else texts["held"]
     values = {**_values(failure, sizes), "who": failure.facts.get("note") or "the process"}
-    return _filled(texts.get(failure.what, texts["host"]) + figures, values) + "."
+    return _fill_in(texts.get(failure.what, texts["host"]) + figures, values) + "."
 
 
 def _moment(failure: Failure, operation: OperationName, subject: str | None) -> str:
@@ -104,7 +104,7 @@ def suggestions(
     names = (name for rule in texts["rules"] if _applies(rule["when"], case) for name in rule["suggest"])
     chosen = (texts["suggestions"][name] for name in list(dict.fromkeys(names))[:MOST])
     return tuple(
-        Suggestion(**{part: _filled(text, values) for part, text in suggestion.items()}) for suggestion in chosen
+        Suggestion(**{part: _fill_in(text, values) for part, text in suggestion.items()}) for suggestion in chosen
     )
 
 
@@ -141,7 +141,7 @@ def _values(failure: Failure, sizes: Figures) -> dict[str, Any]:
     }
 
 
-def _filled(text: str, values: Mapping[str, Any]) -> str:
+def _fill_in(text: str, values: Mapping[str, Any]) -> str:
     """Fill in the braces of a text, and drop clauses with an unknown value."""
 
     def clause(match: re.Match[str]) -> str:

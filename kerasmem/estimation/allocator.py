@@ -70,7 +70,7 @@ class BFCAllocator:
         self.used: dict[int, tuple[int, int]] = {}
         self.free_chunks: dict[int, int] = {}
         self.regions: dict[int, int] = {}
-        self._next_bytes = FIRST_REGION if limit is None else max(min(_rounded(limit), FIRST_REGION), GRAIN)
+        self._next_bytes = FIRST_REGION if limit is None else max(min(_round_up(limit), FIRST_REGION), GRAIN)
         self._free: list[int] = []  # the free chunks, size << 48 | address, sorted
         self._ends: dict[int, int] = {}  # of free chunks: end → address
         self._low = self._high = 1 << (_SHIFT - 2)
@@ -85,7 +85,7 @@ class BFCAllocator:
             if size < 0:
                 raise ValueError(f"size must not be negative; got {size}")
             return 0
-        rounded = _rounded(size)
+        rounded = _round_up(size)
         free = self._free
         index = bisect_left(free, rounded << _SHIFT)
         if index == len(free):
@@ -178,7 +178,7 @@ class BFCAllocator:
         return True
 
 
-def _rounded(size: int) -> int:
+def _round_up(size: int) -> int:
     return (size + GRAIN - 1) & -GRAIN
 
 

@@ -18,7 +18,7 @@ from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.report import TOO_CLOSE, VERDICTS, Bytes, LayerMemory, MemoryReport, interval_verdict
 from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
-from kerasmem.records import Record, renamed
+from kerasmem.records import Record, json_field
 from kerasmem.units import format_size, parse_size
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
@@ -38,7 +38,7 @@ class Difference(Record, what="difference", also=("change",)):
     """
 
     name: str
-    class_name: str = renamed("class")
+    class_name: str = json_field("class")
     before: int | None
     after: int | None
     is_in: str = "both"

@@ -123,10 +123,10 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
     outcome = method.outcome(step)
     if step.spec.replicas > 1 and step.spec.mode == "train" and name != "formula":
         outcome = _with_exchange(outcome, step.layers, step.spec.replicas)
-    return _standing_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+    return _stand_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
 
 
-def _standing_in(outcome: Outcome) -> Outcome:
+def _stand_in(outcome: Outcome) -> Outcome:
     """Widen an outcome of this machine's CPU to stand in for a card.
 
     A card usually takes less. The lower end becomes the memory that the step holds from beginning to end.

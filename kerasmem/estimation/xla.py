@@ -224,7 +224,7 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
 
     sharding = jax.sharding.SingleDeviceSharding(device)
 
-    def shaped(tensor: Any) -> Any:
+    def to_shape(tensor: Any) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
         return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=sharding)
 
@@ -232,7 +232,7 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
         return model.predict_step(state, data)[0]
 
     model, groups = step.model, state_of(step)
-    state, data = import_keras().tree.map_structure(shaped, (tuple(groups.values()), step_batch(step)))
+    state, data = import_keras().tree.map_structure(to_shape, (tuple(groups.values()), step_batch(step)))
     function = {"train": model.train_step, "evaluate": model.test_step, "inference": infer}[step.mode]
     options = {} if step.mode == "inference" else {"donate_argnums": 0}
     try:

@@ -202,7 +202,7 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
         return WithNumbers(structure, {name: _number(model, name, shape) for name, shape in numbers.items()}), flat
     declared = _declared_inputs(model)
     try:
-        structure, flat = _undeclared_inputs(model, given) if declared is None else _settled(*declared, given)
+        structure, flat = _undeclared_inputs(model, given) if declared is None else _settle_all(*declared, given)
     except UsageError:
         if declared is None or not (given and has_own_step(model)):
             raise
@@ -250,7 +250,7 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
         flat = [
             ModelInput(name or "input", (None, *shape.sizes), shape.dtype or "float32") for name, shape in given.items()
         ]
-        return (None, flat) if list(given) == [""] else _named(model, flat)
+        return (None, flat) if list(given) == [""] else _match_names(model, flat)
     config: Any = (model.get_build_config() or {}) if model.built else {}
     shapes = config.get("shapes_dict")  # "a_shape", "b_shape", … for a `call` with several arguments
     named = {str(key).removesuffix("_shape"): shape for key, shape in (shapes or {}).items()}
@@ -258,7 +258,7 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
     if _is_shape(built):
         return None, [ModelInput("input", (None, *built[1:]), "float32")]
     if isinstance(built, dict) and all(_is_shape(shape) for shape in built.values()):
-        return _named(model, [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()])
+        return _match_names(model, [ModelInput(name, (None, *shape[1:]), "float32") for name, shape in built.items()])
     if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
         flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
         return [None] * len(flat), flat
@@ -270,7 +270,7 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
     )
 
 
-def _named(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInput]]:
+def _match_names(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInput]]:
     """Return the structure of named inputs, and the inputs in its order.
 
     If `call` or the step function has all these arguments, the inputs are arguments. Otherwise, they are one dict that
@@ -291,7 +291,7 @@ def _is_shape(value: Any) -> bool:
     return bool(sizes) and all(size is None or isinstance(size, int) for size in sizes)
 
 
-def _settled(
+def _settle_all(
     structure: Any, declared: list[ModelInput], given: Mapping[str, GivenShape]
 ) -> tuple[Any, list[ModelInput]]:
     """Return the inputs that a model declares, with the user's shapes."""

@@ -119,7 +119,7 @@ class Keras2Translator:
             translated = {key: self.value(config.get(key)) for key in ("name", "build_input_shape")}
             translated["layers"] = self._sequential_layers(config["layers"])
             return {"module": "keras", "class_name": "Sequential", "config": translated}
-        return _Graph(self, config).translated()
+        return _Graph(self, config).translate()
 
     def _sequential_layers(self, layers: list[Any]) -> list[Any]:
         shape = (layers[0].get("config") or {}).get("batch_input_shape") if layers else None
@@ -138,11 +138,11 @@ class _Graph:
         self._translator, self._config = translator, config
         self._classes = {layer["name"]: layer["class_name"] for layer in config["layers"]}
 
-    def translated(self) -> dict[str, Any]:
+    def translate(self) -> dict[str, Any]:
         config: dict[str, Any] = {key: self._config[key] for key in ("name", "trainable") if key in self._config}
         config["layers"] = [self._layer(layer) for layer in self._config["layers"]]
         for ends in ("input_layers", "output_layers"):
-            config[ends] = _alone(self._ends(self._translator.value(self._config[ends])))
+            config[ends] = _unwrap_single(self._ends(self._translator.value(self._config[ends])))
         return {"module": functional_class().__module__, "class_name": "Functional", "config": config}
 
     def _layer(self, layer: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class _Graph:
         return value[0] in self._classes and all(isinstance(index, int) for index in value[1:3])
 
 
-def _alone(tensors: Any) -> Any:
+def _unwrap_single(tensors: Any) -> Any:
     """Unwrap a list of one tensor, because such a model returns a single tensor in Keras 2."""
     return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kerasmem.records import renamed
+from kerasmem.records import json_field
 
 # An element of tf.string; text beyond 22 bytes is stored elsewhere.
 _SPECIAL = {"bool": 1, "string": 24, "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1}
@@ -103,7 +103,7 @@ class LayerMemory:
     """
 
     name: str
-    class_name: str = renamed("class")
+    class_name: str = json_field("class")
     output_shape: tuple[int | None, ...] | None
     parameters: int = 0
     activation_elements: int | None = None

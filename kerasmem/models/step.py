@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
-from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build, untouched
+from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build, unwritten_tensor
 from kerasmem.compat.keras_state import handle_only, raw_value
 from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_left_out
@@ -164,7 +164,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     references: list[Any] = [] if keep_alive is None else keep_alive
 
     def make(variable: Any) -> Any:
-        stand_in = _untouched(variable) if keep_alive is not None else handle_only(variable)
+        stand_in = _unwritten_variable(variable) if keep_alive is not None else handle_only(variable)
         references.append(stand_in)
         stand_ins[id(stand_in.handle)] = variable
         return stand_in
@@ -227,12 +227,12 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _untouched(variable: Any) -> Any:
+def _unwritten_variable(variable: Any) -> Any:
     """Create a variable in reserved memory that is never written, and so occupies no pages."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("/device:CPU:0"):
-        initial = partial(untouched, tuple(variable.shape), tf.as_dtype(variable.dtype))
+        initial = partial(unwritten_tensor, tuple(variable.shape), tf.as_dtype(variable.dtype))
         return tf.Variable(initial, trainable=variable.trainable, name=variable.name, dtype=variable.dtype)
 
 

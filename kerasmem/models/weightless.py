@@ -19,7 +19,7 @@ from kerasmem.compat.keras_state import (
     stand_ins_for,
     variables_stay_uninitialized,
 )
-from kerasmem.compat.patching import ThreadStack, patched
+from kerasmem.compat.patching import ThreadStack, patch
 from kerasmem.models.backend import import_keras, runs_on_jax
 
 
@@ -42,7 +42,7 @@ def random_state_kept() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in random.__all__:
             if (draw := getattr(generator, name, None)) is not None:
-                stack.enter_context(patched(random, name, functools.partial(_without_first, draw)))
+                stack.enter_context(patch(random, name, functools.partial(_without_first, draw)))
         yield
 
 
@@ -86,8 +86,8 @@ def weightless() -> Iterator[None]:
     with (
         variables_stay_uninitialized(),
         keras.StatelessScope(initialize_variables=False),
-        patched(*INIT.owner(), create_deferred),
-        patched(optimizer, name, functools.partial(_without_first, add_by_shape)),
+        patch(*INIT.owner(), create_deferred),
+        patch(optimizer, name, functools.partial(_without_first, add_by_shape)),
         optimizers_know_stand_ins(),
         normalizations_untouched(),
     ):
@@ -103,7 +103,7 @@ def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
     Args:
         make: function from a Keras variable to its stand-in, a `tf.Variable`.
     """
-    with stand_ins_for(shaped_variables(), make) as give, _giving.pushed(give):
+    with stand_ins_for(shaped_variables(), make) as give, _giving.push(give):
         yield
 
 

@@ -73,11 +73,11 @@ class Limits:
         begin = time.monotonic()
         failure = None
         while not wait(POLL_SECONDS):
-            if failure is None and (failure := self._exceeded(pid, time.monotonic() - begin)) is not None:
+            if failure is None and (failure := self._check_limits(pid, time.monotonic() - begin)) is not None:
                 end()
         return failure
 
-    def _exceeded(self, pid: int, seconds: float) -> ChildFailure | None:
+    def _check_limits(self, pid: int, seconds: float) -> ChildFailure | None:
         if self.seconds is not None and seconds > self.seconds:
             return ChildFailure(f"it took longer than {self.seconds:g} s", timed_out=True)
         if self.host_bytes is None:

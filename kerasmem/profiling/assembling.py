@@ -209,7 +209,7 @@ def build_profile(
             replay.peak, min(peaks, default=None), max(peaks, default=None),
             **{name: categories[name] for name in PeakBytes.CATEGORIES},
         ),
-        layers=tuple(_filled(row, layers[row.name]) for row in rows),
+        layers=tuple(_fill(row, layers[row.name]) for row in rows),
         shares=tuple(PeakShare(name, size) for name, size in shares.most_common() if size),
         instant=namer.instant(replay.operation),
         timeline=thin_timeline(replay.points),
@@ -224,7 +224,7 @@ def build_profile(
     )  # fmt: skip
 
 
-def _filled(row: ProfiledLayer, parts: Counter[str]) -> ProfiledLayer:
+def _fill(row: ProfiledLayer, parts: Counter[str]) -> ProfiledLayer:
     total = sum(parts.values())
     return replace(row, bytes_at_peak=total, bytes=total, parts={name: size for name, size in parts.items() if size})
 

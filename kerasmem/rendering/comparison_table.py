@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
 from kerasmem.rendering.formatting import figures, note_lines, signed_share, signed_size, table, verdict_text, words
-from kerasmem.rendering.peak_text import asked_line, category_name, settings_line, verdict_line
+from kerasmem.rendering.peak_text import category_name, model_line, settings_line, verdict_line
 from kerasmem.units import format_size, printable
 
 _TOTAL = "Total in use at the peak"
@@ -30,10 +30,10 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
         terminal: columns of a terminal, or None for plain text.
         top: number of layers to list. None lists all that differ.
     """
-    changed = _changed(comparison)
+    changed = _changed_layers(comparison)
     parts: list[RenderableType] = [
-        Text(f"A: {asked_line(comparison.before)}"),
-        Text(f"B: {asked_line(comparison.after)}"),
+        Text(f"A: {model_line(comparison.before)}"),
+        Text(f"B: {model_line(comparison.after)}"),
         "",
         _differences("Category", comparison.categories, terminal),
         "",
@@ -44,7 +44,7 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
     return Group(*parts, *note_lines(comparison.notes), *_verdicts(comparison))
 
 
-def _changed(comparison: Comparison) -> list[Difference]:
+def _changed_layers(comparison: Comparison) -> list[Difference]:
     return [layer for layer in comparison.layers if layer.change or layer.is_in != "both"]
 
 
@@ -93,7 +93,7 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
         comparison: the comparison.
         top: number of layers to list. Defaults to 25.
     """
-    before, after, changed = comparison.before, comparison.after, _changed(comparison)
+    before, after, changed = comparison.before, comparison.after, _changed_layers(comparison)
     *_, total, change = _cells(comparison.categories[-1])
     judged = [*(limit.verdict for limit in comparison.limits), after.device.verdict if after.device else ""]
     mark = next((mark for verdict, mark in _MARKS.items() if verdict in judged), "")

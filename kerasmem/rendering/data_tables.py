@@ -51,7 +51,7 @@ def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType
     """Show the statistics of each dataset, and code that uses them."""
     rows = []
     for column in stats.columns:
-        moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
+        moments = [_join_first([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
         limits = ["–" if value is None else f"{value:.6g}" for value in (column.minimum, column.maximum)]
         counts = [f"{count:,}" for count in (column.nan_count, column.infinite_count, column.missing_count)]
         rows.append((short_name(column.name), *moments, *limits, *counts))
@@ -111,10 +111,10 @@ def _remarks(done: Conversion) -> Iterator[str]:
     for dataset in done.datasets:
         if dataset.class_names is not None:
             names = [f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names)]
-            yield f"Classes in {printable(dataset.name, 60)}: {_listed(names, 10)}"
+            yield f"Classes in {printable(dataset.name, 60)}: {_join_first(names, 10)}"
 
 
-def _listed(texts: Sequence[str], most: int) -> str:
+def _join_first(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + (f", … ({len(texts):,} in all)" if len(texts) > most else "")
 
 

@@ -13,7 +13,7 @@ from kerasmem.estimation.formula import networks_beside
 from kerasmem.estimation.report import DeviceVerdict, LayerMemory, MemoryReport
 from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.formatting import fact_list, figures, note_lines, percent, rows_to_csv, table, words
-from kerasmem.rendering.peak_text import asked_line, composition, interval, verdict_line
+from kerasmem.rendering.peak_text import composition, interval, model_line, verdict_line
 from kerasmem.units import format_count, format_size, printable
 
 _LAYERS = 8
@@ -38,12 +38,12 @@ def estimate_table(
         is_brief: whether to leave out the interval, the allocator's figures, the formula and the notes.
     """
     apart: list[RenderableType] = [""] if terminal is None else []  # a table on a terminal has empty lines around it
-    parts: list[RenderableType] = [_answer(report, cards), Text(asked_line(report), style="dim"), ""]
+    parts: list[RenderableType] = [_answer(report, cards), Text(model_line(report), style="dim"), ""]
     parts += [*composition(report, terminal), *apart, _layers(report, terminal, top, is_brief), *apart]
     if not is_brief:
         parts += [fact_list(_facts(report)), "", *note_lines(report.notes)]
     if report.unmodelled:
-        parts.append(Text(_missing(report)))
+        parts.append(Text(_missing_line(report)))
     if is_brief:
         notes = f", {format_count(len(report.notes), 'note')}" if report.notes else ""
         parts.append(Text(f"-v shows all layers, the interval, the formula{notes}", style="dim"))
@@ -148,7 +148,7 @@ def _networks(report: MemoryReport) -> str:
     return f"{', '.join(words)}, by the formula at this batch and 224 × 224"
 
 
-def _missing(report: MemoryReport) -> str:
+def _missing_line(report: MemoryReport) -> str:
     """List the parts that are not in the total."""
     missing = (
         printable(item.what) + (f" ({format_size(item.bytes)})" if item.bytes is not None else "")
@@ -178,7 +178,7 @@ def profile_table(
     """
     took = f"took {format_size(profile.bytes.total)}"
     first = Text(took, style="bold") if device is None else verdict_line(device, took)
-    parts: list[RenderableType] = [first, Text(asked_line(profile), style="dim"), ""]
+    parts: list[RenderableType] = [first, Text(model_line(profile), style="dim"), ""]
     parts += [*composition(profile, terminal), "", fact_list(_profile_facts(profile)), ""]
     parts += [_profile_layers(profile, _PROFILE_LAYERS if top is None else top, terminal)]
     for item in profile.unmodelled:

@@ -25,7 +25,7 @@ from kerasmem.rendering.formatting import (
     signed_share,
     signed_size,
 )
-from kerasmem.rendering.peak_text import asked_line
+from kerasmem.rendering.peak_text import model_line
 from kerasmem.rendering.report_contents import RUN_COLUMNS, PageContents, SavedReport, run_name, run_rows
 from kerasmem.units import format_size
 
@@ -150,7 +150,7 @@ def _time(contents: PageContents) -> Iterator[str]:
         yield f"<h3>{html_text(log.name)}{runs}</h3>"
         yield over_time(stretch, "Dotted lines mark the start of epochs.", limit_of(contents, log))
         if log.phases and stretch is log.curves[0]:
-            yield _folded("Table of phases", _phases(log.phases))
+            yield _details("Table of phases", _phases(log.phases))
     yield _rest(len(stretches) - _MOST_CHARTS, "stretches of time")
 
 
@@ -175,9 +175,9 @@ def _composition(contents: PageContents) -> Iterator[str]:
         yield bars("Peak by category", parts, limit_of(contents))
         rows = [(name, *(known_size(sizes.get(name)) for sizes in parts.values())) for name in names]
         rows.append(("total", *(known_size(saved.report.bytes.total) for saved in reports)))
-        yield _folded("Table of categories", _table("Peak by category", ("Category", *parts), rows))
+        yield _details("Table of categories", _table("Peak by category", ("Category", *parts), rows))
     for saved in reports:
-        yield f"<h3>{html_text(saved.source)}</h3><p>{html_text(asked_line(saved.report))}</p>"
+        yield f"<h3>{html_text(saved.source)}</h3><p>{html_text(model_line(saved.report))}</p>"
         yield from _layers(saved)
 
 
@@ -201,7 +201,7 @@ def _layers(saved: SavedReport) -> Iterator[str]:
     rows = [(layer.name, layer.class_name, known_size(layer.bytes)) for layer in layers[:_MOST_ROWS]]
     rows += [("no single layer", "", known_size(rest)), ("total", "", known_size(total))]
     table = _table("Peak by layer, the largest first", ("Layer", "Class", "Bytes"), rows, words=(0, 1))
-    yield _folded("Table of layers", table + _rest(len(layers) - _MOST_ROWS, "layers"))
+    yield _details("Table of layers", table + _rest(len(layers) - _MOST_ROWS, "layers"))
 
 
 def _beside(contents: PageContents) -> Iterator[str]:
@@ -240,7 +240,7 @@ def _notes(contents: PageContents) -> Iterator[str]:
     if lines:
         items_shown = "".join(f"<li>{html_text(line, 600)}</li>" for line in lines[:_MOST_NOTES])
         rest = _rest(len(lines) - _MOST_NOTES, "notes")
-        yield _folded(f"Notes ({len(lines)})", f"<ul>{items_shown}</ul>{rest}")
+        yield _details(f"Notes ({len(lines)})", f"<ul>{items_shown}</ul>{rest}")
 
 
 # ------------------------------------------------------------------ tables
@@ -273,7 +273,7 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], wor
     return "\n".join([*lines, "</tbody></table></div>"])
 
 
-def _folded(title: str, content: str) -> str:
+def _details(title: str, content: str) -> str:
     """Return content that opens on a click."""
     return f"<details><summary>{html_text(title)}</summary>{content}</details>"
 

@@ -32,7 +32,7 @@ def settings_line(settings: Settings | ProfileSettings, *, with_batch: bool = Tr
     return " · ".join(words)
 
 
-def asked_line(report: MemoryReport | StepProfile) -> str:
+def model_line(report: MemoryReport | StepProfile) -> str:
     """Return the model and the settings in one line."""
     return f"{printable(report.model.name, 60)} · {settings_line(report.settings)}"
 

@@ -134,22 +134,22 @@ _NAME_WIDTH = 11
 def diagnosis_text(diagnosis: Diagnosis, terminal: int | None = None) -> RenderableType:
     """Show the summary, known figures, context, warnings and suggestions."""
 
-    def styled(text: str, style: str) -> Text:
+    def in_style(text: str, style: str) -> Text:
         return Text(text, style="" if terminal is None else style)
 
     parts: list[RenderableType] = [
-        styled(printable(diagnosis.summary), f"bold {'red' if diagnosis.out_of_memory else 'green'}")
+        in_style(printable(diagnosis.summary), f"bold {'red' if diagnosis.out_of_memory else 'green'}")
     ]
     rows = [*_diagnosis_figures(diagnosis), *_context_lines(diagnosis)]
     parts += [""] if rows else []
-    parts += [styled(f"  {name:<{_NAME_WIDTH}}", "dim").append(value, style="none") for name, value in rows]
+    parts += [in_style(f"  {name:<{_NAME_WIDTH}}", "dim").append(value, style="none") for name, value in rows]
     for warning in diagnosis.warnings:
-        parts += ["", styled("Warning: ", "bold yellow").append(printable(warning), style="none")]
+        parts += ["", in_style("Warning: ", "bold yellow").append(printable(warning), style="none")]
     if diagnosis.suggestions:
-        parts += ["", styled("What to do", "bold")]
+        parts += ["", in_style("What to do", "bold")]
     for number, suggestion in enumerate(diagnosis.suggestions, 1):
         parts.append(Text(f"  {number}. {printable(suggestion.what)}: {printable(suggestion.why)}."))
-        parts += [styled("       " + printable(line), "cyan") for line in suggestion.code.split("\n")]
+        parts += [in_style("       " + printable(line), "cyan") for line in suggestion.code.split("\n")]
     return Group(*parts)
 
 

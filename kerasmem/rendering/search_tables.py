@@ -13,7 +13,7 @@ from kerasmem.estimation.card_ranking import CardRanking
 from kerasmem.estimation.many import Candidate, EstimateTable
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.formatting import VERDICT_STYLES, figures, note_lines, short_name, table, verdict_text, words
-from kerasmem.rendering.peak_text import asked_line, settings_line
+from kerasmem.rendering.peak_text import model_line, settings_line
 from kerasmem.units import format_size, printable
 
 
@@ -100,7 +100,7 @@ def cards_table(ranking: CardRanking, terminal: int | None = None) -> Renderable
     rows = table(terminal, *names, figures("For TensorFlow"), figures("At most"), verdict)
     for card in ranking.cards:
         rows.add(card.name, card.key, card.available_bytes, card.high, verdict_text(card.verdict))
-    return Group(answer, Text(asked_line(report), style="dim"), "", rows)
+    return Group(answer, Text(model_line(report), style="dim"), "", rows)
 
 
 def many_table(result: EstimateTable, terminal: int | None = None, *, top: int | None = None) -> RenderableType:

@@ -17,7 +17,7 @@ import numpy as np
 
 from kerasmem.compat.keras_training import steps_skipped
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
-from kerasmem.files import open_archive, open_plain, read_json, replacing
+from kerasmem.files import open_archive, open_plain, read_json, replace_file
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.run_state import GROUPS, ModelState, RunState, as_array, describe, variables
@@ -142,7 +142,7 @@ class Checkpoint:
                 f"steps_per_execution must divide the {run.batch} batches after which {path} was saved; got {at_once}"
             )
 
-    def restored(self, model: Any, groups: Sequence[str] = GROUPS) -> ModelState:
+    def state_for(self, model: Any, groups: Sequence[str] = GROUPS) -> ModelState:
         """Return the saved arrays for the variables of a model.
 
         Metrics begin with each epoch and may have changed. If so, their arrays are the model's.
@@ -175,7 +175,7 @@ class Checkpoint:
                 content[f"{group}{number}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         before = self.path + BEFORE if self._keeps_before else None
-        with replacing(self.path, durable=True, before=before) as file:
+        with replace_file(self.path, durable=True, before=before) as file:
             np.savez(file, **content)  # type: ignore[arg-type]
         run.unsaved = 0
 

@@ -148,7 +148,7 @@ class ResumeTraining(SavingCallback):
         self.run = saved.run
         self.run.resume()
         self._restores_metrics = self.run.batch > 0
-        state = self.checkpoint.restored(self.model, WEIGHTS)
+        state = self.checkpoint.state_for(self.model, WEIGHTS)
         self.resume(self.checkpoint, on_skip=self._restore_metrics)
         load_state(self.model, state, (*WEIGHTS, "random"))
         set_initial_epoch(self.model, self.run.epoch)
@@ -159,7 +159,7 @@ class ResumeTraining(SavingCallback):
             self._restores_metrics = False
             if not all(loss_and_metrics_built(self.model)):
                 symbolic_build(self.model, data_batch=self.source.peek() if batch is None else without_optionals(batch))
-            load_state(self.model, self.checkpoint.restored(self.model, ("metrics",)), ("metrics",))
+            load_state(self.model, self.checkpoint.state_for(self.model, ("metrics",)), ("metrics",))
 
 
 def _refuse_shares(model: Any) -> None:

@@ -176,7 +176,7 @@ class Trainer(keras.callbacks.Callback):
                 ) from error
             raise
         if self.to_restore and self.checkpoint is not None:
-            load_state(model, self.checkpoint.restored(model))
+            load_state(model, self.checkpoint.state_for(model))
             self.to_restore = False
         self.driver = Driver(
             self._engine(batch),
@@ -262,7 +262,7 @@ class Trainer(keras.callbacks.Callback):
             return
         if not self.model.built or not self.model.optimizer.built:
             build_step(self.model, checkpoint.source.peek())
-        load_state(self.model, checkpoint.restored(self.model, WEIGHTS), WEIGHTS)
+        load_state(self.model, checkpoint.state_for(self.model, WEIGHTS), WEIGHTS)
 
     def save(self) -> None:
         """Write the position and the state of the run."""

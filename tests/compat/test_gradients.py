@@ -143,7 +143,7 @@ def test_a_copy_of_a_graph_keeps_the_gradient_of_the_original():
     definition = original.as_graph_def()
     with tf.Graph().as_default() as copy:
         tf.import_graph_def(definition, name="")
-    name = next(gradients._named_in(copy))
+    name = next(gradients._gradients_in(copy))
     del original
     free()
     assert name in gradients.custom_gradients()

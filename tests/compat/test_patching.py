@@ -14,8 +14,8 @@ import tensorflow as tf
 from kerasmem.compat import keras_layers, keras_state, keras_training
 from kerasmem.compat.keras_layers import gpu_assumed, name_scopes_replaced, without_name_scopes
 from kerasmem.compat.keras_state import handle_only, has_value, optimizers_know_stand_ins
-from kerasmem.compat.keras_training import reduction_replaced, updated_in_turn
-from kerasmem.compat.patching import patched
+from kerasmem.compat.keras_training import reduction_replaced, update_in_turn
+from kerasmem.compat.patching import patch
 from kerasmem.compat.tensorflow_runtime import STACK, stacks_left_out
 from kerasmem.models.weightless import random_state_kept, weightless, with_stand_ins
 
@@ -35,8 +35,8 @@ PATCHES = {
     "calls of operations": (calls_replaced, keras_layers.CALL_OPERATION),
     "cuDNN": (gpu_assumed, keras_layers.SEES_GPU),
     "losses": (lambda: reduction_replaced(lambda reduce, *args, **how: reduce(*args, **how)), REDUCED),
-    "updates": (updated_in_turn, keras_training.UPDATE),
-    "finite": (updated_in_turn, keras_training.FINITE),
+    "updates": (update_in_turn, keras_training.UPDATE),
+    "finite": (update_in_turn, keras_training.FINITE),
     "stacks": (stacks_left_out, STACK),
 }
 
@@ -88,10 +88,10 @@ def test_patches_leave_other_threads_alone():
         def method(self):
             return "own"
 
-    with patched(Target, "method", lambda original, self: f"patched {original(self)}"), ThreadPoolExecutor(1) as pool:
+    with patch(Target, "method", lambda original, self: f"patched {original(self)}"), ThreadPoolExecutor(1) as pool:
         assert Target().method() == "patched own"
         assert pool.submit(Target().method).result() == "own"
-        with patched(Target, "method", lambda original, self: f"twice {original(self)}"):
+        with patch(Target, "method", lambda original, self: f"twice {original(self)}"):
             assert Target().method() == "twice patched own"
         assert Target().method() == "patched own"
     assert Target().method() == "own"
@@ -105,7 +105,7 @@ def test_an_inherited_attribute_is_inherited_again():
     class Heir(Base):
         pass
 
-    with contextlib.suppress(KeyError), patched(Heir, "method", lambda original, self: "patched"):
+    with contextlib.suppress(KeyError), patch(Heir, "method", lambda original, self: "patched"):
         assert (Heir().method(), Base().method()) == ("patched", "base")
         raise KeyError
     assert "method" not in vars(Heir)
@@ -116,12 +116,12 @@ def test_a_patch_put_over_it_by_someone_else_stays():
         def method(self):
             return "own"
 
-    with patched(Target, "method", lambda original, self: "patched"):
+    with patch(Target, "method", lambda original, self: "patched"):
         inner = Target.method
         Target.method = lambda self: f"over {inner(self)}"
         assert Target().method() == "over patched"
     assert Target().method() == "over own"
-    with patched(Target, "method", lambda original, self: "patched"):
+    with patch(Target, "method", lambda original, self: "patched"):
         assert Target().method() == "patched"
     assert Target().method() == "over own"
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kerasmem.compat import keras_training
 from kerasmem.compat.borrowing import Borrowed
-from kerasmem.compat.keras_training import updated_in_turn
+from kerasmem.compat.keras_training import update_in_turn
 
 SHAPES = [(4, 3), (3,), (3, 2)]
 
@@ -24,7 +24,7 @@ def traced(optimizer, *, is_in_turn):
     def update(*gradients):
         if not is_in_turn:
             return optimizer.apply(gradients, weights)
-        with updated_in_turn():
+        with update_in_turn():
             return optimizer.apply(gradients, weights)
 
     update(*[0.1 * tf.reshape(tf.range(float(np.prod(shape))), shape) for shape in SHAPES])
@@ -68,5 +68,5 @@ def test_one_variable_waits_for_the_one_before(make):
 def test_without_what_it_takes_nothing_changes(monkeypatch):
     monkeypatch.setattr(keras_training, "DECAY", Borrowed("json:gone", feature="an example"))
     own = keras_training.UPDATE.get()
-    with updated_in_turn():
+    with update_in_turn():
         assert keras_training.UPDATE.get() is own

@@ -79,17 +79,17 @@ class TestRuns:
     def test_replacing_is_atomic_and_ignores_links(self, tmp_path, victim):
         path = tmp_path / "state"
         os.symlink(victim, tmp_path / "state")
-        with files.replacing(str(path)) as file:
+        with files.replace_file(str(path)) as file:
             file.write(b"new")
         assert path.read_bytes() == b"new" and not path.is_symlink()
-        with pytest.raises(KeyError), files.replacing(str(path)) as file:
+        with pytest.raises(KeyError), files.replace_file(str(path)) as file:
             file.write(b"half")
             raise KeyError
         assert path.read_bytes() == b"new" and sorted(os.listdir(tmp_path)) == ["state", "victim"]
 
     def test_concurrent_writers_replace_the_whole_file(self, tmp_path):
         path = str(tmp_path / "state")
-        with files.replacing(path) as slow, files.replacing(path) as fast:
+        with files.replace_file(path) as slow, files.replace_file(path) as fast:
             slow.write(b"slow")
             fast.write(b"fast, and longer")
         with open(path, "rb") as file:
@@ -100,7 +100,7 @@ class TestRuns:
         for name, age in ((".state.01.part", 4000), (".state.02.part", 0), (".other.03.part", 4000)):
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (time.time() - age,) * 2)
-        with files.replacing(str(tmp_path / "state"), durable=True):
+        with files.replace_file(str(tmp_path / "state"), durable=True):
             pass
         assert sorted(os.listdir(tmp_path)) == [".other.03.part", ".state.02.part", "state"]
 

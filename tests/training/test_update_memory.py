@@ -49,7 +49,7 @@ print(json.dumps([sum("ran out of memory" in str(each.message) for each in said)
 UPDATED = """
 import contextlib, json, multiprocessing, sys
 import keras, numpy as np, tensorflow as tf
-from kerasmem.compat.keras_training import updated_in_turn
+from kerasmem.compat.keras_training import update_in_turn
 
 optimizers, memory = keras.optimizers, tf.config.experimental
 
@@ -62,7 +62,7 @@ def updated(expression, is_in_turn):
 
     @tf.function(autograph=False)
     def update():
-        with updated_in_turn() if is_in_turn else contextlib.nullcontext():
+        with update_in_turn() if is_in_turn else contextlib.nullcontext():
             optimizer.apply([each.read_value() for each in gradients], weights)
 
     update()

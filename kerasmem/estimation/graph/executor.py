@@ -171,7 +171,7 @@ def _insertion_order(program: Program, kernels: Kernels, draw: random.Random) ->
     replaced = [number for number in ranks if nodes[number].type in table_of(nodes[number], kernels).rewritten]
     if not replaced:
         return ranks
-    waiting = _waiting(program)
+    waiting = _list_consumers(program)
     depth_first = {number: rank for rank, number in enumerate(_depth_first(waiting, draw))}
     for number in replaced:
         ranks[number] = len(nodes) + depth_first[number]
@@ -189,7 +189,7 @@ def _insertion_order(program: Program, kernels: Kernels, draw: random.Random) ->
     return order
 
 
-def _waiting(program: Program) -> list[list[int]]:
+def _list_consumers(program: Program) -> list[list[int]]:
     """Return each node's consumers, once for each input and control edge."""
     waiting: list[list[int]] = [[] for _ in program.nodes]
     for number, node in enumerate(program.nodes):

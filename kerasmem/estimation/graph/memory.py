@@ -111,7 +111,7 @@ def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
             Recipe(
                 inputs=inputs,
                 aliases=() if is_read else tuple((slots[output], inputs[source]) for output, source in aliases or ()),
-                computed=tuple(_computed(node, tensors, inputs, slots, kernels)) if is_computed else (),
+                computed=tuple(_computed_outputs(node, tensors, inputs, slots, kernels)) if is_computed else (),
                 needs=tuple(size for size in needs(node, tensors, kernels) if size),
                 extra_holders=tuple((slot, holders[number, output] - 1) for output, slot in enumerate(slots)),
                 reads=(slots[0], node.variable) if is_read and node.variable is not None else None,
@@ -138,7 +138,7 @@ def _aliases(program: Program, node: Node) -> list[tuple[int, int]] | None:
     return None
 
 
-def _computed(
+def _computed_outputs(
     node: Node, inputs: Inputs, input_slots: Sequence[int], slots: Sequence[int], kernels: Kernels
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield the slot, bytes and reusable slots of each computed output."""

@@ -67,7 +67,7 @@ def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]
     return tuple(needs[:-1]) if product_axes == result else tuple(needs)  # of one operand the last copy is the product
 
 
-def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
+def mirror_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """A copy of the input for the gradient of a mirrored border (mirror_pad_op.cc)."""
     return (inputs[0].bytes or 0,) if inputs else ()
 
@@ -185,7 +185,7 @@ def _threads(kernels: Kernels) -> int:
 FUNCTIONS: dict[str, Scratch] = {
     function.__name__: function
     for function in (
-        reduction, contraction, mirrored, product, filter_gradient, input_gradient, volume_gradient,
+        reduction, contraction, mirror_gradient, product, filter_gradient, input_gradient, volume_gradient,
         pooling_gradient, batch_norm, depthwise_filter,
     )
 }  # fmt: skip

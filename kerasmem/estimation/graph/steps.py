@@ -81,7 +81,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         **shares.categories,
         layers=shares.layers,
         instant=attribution.instant(program.nodes[usual.peak.node].name),
-        unmodelled=tuple(_unmodelled(program, kernels, max(most - total, 0))),
+        unmodelled=tuple(_list_unmodelled(program, kernels, max(most - total, 0))),
         notes=(
             f"{len(steps)} simulated steps of {len(program.nodes):,} operations in {processes} processes, "
             f"{threads_of(kernels)} at once, on {title}",
@@ -111,7 +111,7 @@ def _most(program: Program, kernels: Kernels) -> int:
     return most if limit is None else min(most, limit)
 
 
-def _unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmodelled]:
+def _list_unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmodelled]:
     """List the memory of a step that is not in the total."""
     nodes = program.nodes
     unknown = (node.type for node in nodes if not is_known(node.type) and "scratch" not in node.attributes)

@@ -20,7 +20,7 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
-from kerasmem.files import read_json, replacing
+from kerasmem.files import read_json, replace_file
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.urls import is_url, scheme_of
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
@@ -255,7 +255,7 @@ def write_index(path: str, files: Sequence[FileLayout]) -> None:
         number = numbers.setdefault(datasets, len(numbers))
         entries.append((_relative(file.path, path), file.size, file.tag, file.time, number))
     content = IndexContent(tuple(numbers), tuple(entries))
-    with replacing(path) as stream:
+    with replace_file(path) as stream:
         stream.write(json.dumps(content.to_dict()).encode())
 
 

@@ -26,7 +26,7 @@ from kerasmem.training.recompute.planning import (
     AUTO,
     LayerCall,
     RecomputePlan,
-    described,
+    describe_plan,
     nested_models,
     plan_segments,
     uncut,
@@ -93,14 +93,14 @@ def recompute(
         steps = trace_chain(source, batch_size, input_shape, loss, _kernels(model, target))
     held = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is not None:
-        plan = described(steps, _ends(source, steps, cuts), batch_size, held, limit)
+        plan = describe_plan(steps, _ends(source, steps, cuts), batch_size, held, limit)
     else:
         choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=held)
         plan = choose(target_bytes=limit)
         if limit is not None:
-            return _estimated_within(model, plan, choose, limit, input_shape)
+            return _build_within(model, plan, choose, limit, input_shape)
     if plan.activation_bytes >= plan.plain_activation_bytes:
-        warn_user(_nothing_saved(model, plan))
+        warn_user(_no_saving_message(model, plan))
         if cuts is None and segments == AUTO:
             plan = uncut(plan)
     return build_recomputed(model, plan)
@@ -125,7 +125,7 @@ def _kernels(model: Any, target: DeviceTarget | None) -> CpuKernels | CardKernel
     return kernels_on(target) if is_named else training_kernels()
 
 
-def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
+def _no_saving_message(model: Any, plan: RecomputePlan) -> str:
     cuts = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "at any cuts"
     return (
         f"kerasmem.recompute saves nothing in model {model.name!r}, {cuts}: at batch {plan.batch_size:,} activations "
@@ -147,7 +147,7 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     return recomputed
 
 
-def _estimated_within(
+def _build_within(
     model: Any, plan: RecomputePlan, choose: Callable[..., RecomputePlan], limit: int, input_shape: Any
 ) -> Any:
     """Return the model with cuts for which `kerasmem.estimate` stays within the limit too.

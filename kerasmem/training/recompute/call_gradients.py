@@ -121,11 +121,11 @@ def _run_in_turn(operations: Iterable[Any], of_weights: Sequence[Any], of_inputs
         return
     ends, others = _gradient_operations(of_weights), _gradient_operations(of_inputs)
     if ends:
-        for name in _needed(others, by_name) - _needed(ends, by_name):
+        for name in _dependencies(others, by_name) - _dependencies(ends, by_name):
             add_control_inputs(by_name[name], ends)
 
 
-def _needed(operations: Iterable[Any], among: Mapping[str, Any]) -> set[str]:
+def _dependencies(operations: Iterable[Any], among: Mapping[str, Any]) -> set[str]:
     """Return the names of the operations among `among` that these operations depend on, including themselves."""
     needed: set[str] = set()
     pending = list(operations)

@@ -165,7 +165,7 @@ class _Segment(abc.ABC):
         result = [*differentiable(outputs), *(loss for _, loss in first.losses)]
         if in_xla():  # otherwise it may compute the statistics last and keep their inputs until then
             statistics = [value for _, value in first.updates if value.dtype.is_floating]
-            result = _delayed(result, [*result, *statistics])
+            result = _delay(result, [*result, *statistics])
         return result
 
     def gradients(self, upstream: Sequence[Any], unowned: list[Any]) -> Any:
@@ -214,9 +214,9 @@ class _Recomputed(_Segment):
             return self._run_with(self._run, _fresh(self._inputs), self._masks, self._values)
 
     def _calls_with_tapes(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
-        inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
-        values = _delayed(self._values, above)
-        with self._scopes.restored(), runs_after(above):
+        inputs, masks = _delay(self._inputs, above), _delay(self._masks, above)
+        values = _delay(self._values, above)
+        with self._scopes.state_for(), runs_after(above):
             fresh = _fresh(inputs)
             calls = self._calls(values, fresh)
             scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
@@ -246,13 +246,13 @@ class _Scopes:
         self._names = "" if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_name_scope()
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
+    def state_for(self) -> Iterator[None]:
         names = f"recompute/{self._names}" if self._names else "recompute"
         with attributes_set(**self._state), tf.name_scope(names), autocast(self._autocast):
             yield
 
 
-def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
+def _delay(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
     """Return the same tensors, delayed until the others exist."""
     others = [tensor for tensor in until if tensor is not None]
     if tf.executing_eagerly() or not others:
@@ -282,4 +282,4 @@ def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
 
 def _inputs_after_weights(gradients: Sequence[Any], entering: int) -> list[Any]:
     """Let the gradients of the inputs, which start the segment before, wait for those of the weights."""
-    return [*_delayed(gradients[:entering], list(map(gradient_values, gradients[entering:]))), *gradients[entering:]]
+    return [*_delay(gradients[:entering], list(map(gradient_values, gradients[entering:]))), *gradients[entering:]]

@@ -93,7 +93,7 @@ def loss_bytes(loss: Any, outputs: Sequence[Any]) -> int:
         graph = tf.function(both_passes, autograph=False).get_concrete_function(*specs).graph
     except Exception:  # the loss takes other targets
         return least
-    operations, needed = graph.get_operations(), needed_for(graph.outputs)
+    operations, needed = graph.get_operations(), dependencies_of(graph.outputs)
     targets = graph.inputs[1]  # counted with the batch
     return max(lifetimes(operations, needed, {targets.ref(): len(operations) - 1})) - bytes_of(targets)
 
@@ -118,7 +118,7 @@ def in_order(operations: Sequence[Any], begin: int = 0) -> list[Any]:
     return list(ordered.values())
 
 
-def needed_for(tensors: Iterable[Any]) -> set[str]:
+def dependencies_of(tensors: Iterable[Any]) -> set[str]:
     """Return the names of the operations that tensors depend on."""
     needed: set[str] = set()
     pending = [tensor.op for tensor in tensors]

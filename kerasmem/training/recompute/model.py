@@ -124,7 +124,7 @@ class WalkedFunctional(Functional):
             args, kwargs = call.node.arguments.fill_in(tensors)
             operation = call.node.operation
             if call.is_model:
-                outputs = keras.tree.flatten(operation_fn(walked(operation, make_call, tensors))(*args, **kwargs))
+                outputs = keras.tree.flatten(operation_fn(make_walked(operation, make_call, tensors))(*args, **kwargs))
             else:
                 taken = [tensors.get(id(tensor)) for tensor in call.node.input_tensors]
                 outputs = make_call(functools.partial(operation_fn(operation), *args, **kwargs), taken, operation)
@@ -132,7 +132,7 @@ class WalkedFunctional(Functional):
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(output)] for output in self.outputs])
 
 
-def walked(model: Any, make_call: MakeCall, tensors: dict[int, Any]) -> Any:
+def make_walked(model: Any, make_call: MakeCall, tensors: dict[int, Any]) -> Any:
     """Return a copy of the model as a `WalkedFunctional`."""
     return _copy_as(model, WalkedFunctional, make_call=make_call, tensors=tensors)
 

@@ -296,10 +296,10 @@ def plan_segments(
             f"{format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
             f"{format_size(persistent_bytes)} of it weights, optimizer and batch; use a smaller batch"
         )
-    return described(steps, ends or [], batch_size, persistent_bytes, target_bytes)
+    return describe_plan(steps, ends or [], batch_size, persistent_bytes, target_bytes)
 
 
-def described(
+def describe_plan(
     steps: Sequence[LayerCall], ends: Sequence[int], batch_size: int, persistent_bytes: int, target_bytes: int | None
 ) -> RecomputePlan:
     """Return the plan with these ends of segments, with predicted bytes and time."""

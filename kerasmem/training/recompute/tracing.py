@@ -28,11 +28,11 @@ from kerasmem.training.recompute.lifetimes import (
     MAKE_NOTHING,
     SHAPE_ONLY,
     bytes_of,
+    dependencies_of,
     in_order,
     lifetimes,
     list_bytes,
     loss_bytes,
-    needed_for,
     root_of,
 )
 from kerasmem.training.recompute.planning import Kept, LayerCall
@@ -117,7 +117,7 @@ def _trace(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
     import tensorflow as tf
 
     from kerasmem.training.recompute.call_gradients import CallGradients, differentiable
-    from kerasmem.training.recompute.model import walked
+    from kerasmem.training.recompute.model import make_walked
     from kerasmem.training.recompute.segments import SegmentScope
 
     begins: list[int] = []
@@ -143,7 +143,7 @@ def _trace(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
             on_call=lambda _: note(turns),
         )
         with SegmentScope(()) as scope:
-            run = walked(model, make_call, tensors)
+            run = make_walked(model, make_call, tensors)
             run(import_keras().tree.pack_sequence_as(model.input, list(batch)), training=True)
         note(begins)
         _check_inputs(graph, begins, available)
@@ -190,18 +190,18 @@ class _Reader:
         self._position = {operation.name: number for number, operation in enumerate(self._operations)}
         self._names, self._calls = zip(*calls, strict=True)
         self._ends = {id(output) for output in model.outputs}
-        self._needed = needed_for(traced.graph.outputs)  # without gradients of frozen layers, which never run
+        self._needed = dependencies_of(traced.graph.outputs)  # without gradients of frozen layers, which never run
 
     def steps(self) -> tuple[LayerCall, ...]:
         last_call = last_calls(self._calls)
         uses = self._uses()
-        working, forward = self._working(), self._forward()
+        working, forward = self._working_bytes(), self._forward()
         return tuple(
             LayerCall(
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(operation), _RATES) for operation in self._operations_of(number)),
                 working_bytes=max(forward[number], working[number] + update_bytes(call.operation)),
-                kept=tuple(self._kept(number, uses)),
+                kept=tuple(self._kept_tensors(number, uses)),
                 may_end=last_call[id(call.operation)] == number,
             )
             for number, call in enumerate(self._calls)
@@ -225,30 +225,30 @@ class _Reader:
             if used is not None and hasattr(used, "op"):
                 uses.setdefault(root_of(used).ref(), []).append(number)
 
-    def _kept(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
+    def _kept_tensors(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
         backward = self._begins[-1]
         for operation in self._operations_of(number):
             if operation.type in MAKE_NOTHING:
                 continue
             for tensor in operation.outputs:
                 later = [call for call in uses.get(tensor.ref(), []) if call > number]
-                for_gradient = self._taken_after(tensor, backward)
+                for_gradient = self._is_read_after(tensor, backward)
                 if not later and not for_gradient:
                     continue
                 size = bytes_of(tensor) if tensor.dtype.name != "variant" else list_bytes(operation, tensor)
                 yield Kept(size, max(later, default=None), for_gradient)
 
-    def _taken_after(self, tensor: Any, position: int) -> bool:
+    def _is_read_after(self, tensor: Any, position: int) -> bool:
         """Return whether an operation from a position on reads the tensor's values, possibly through aliases."""
         for operation in tensor.consumers():
             if self._position[operation.name] >= position:
                 if operation.type not in SHAPE_ONLY and operation.name in self._needed:
                     return True
-            elif operation.type in ALIASES and any(self._taken_after(alias, position) for alias in operation.outputs):
+            elif operation.type in ALIASES and any(self._is_read_after(alias, position) for alias in operation.outputs):
                 return True
         return False
 
-    def _working(self) -> list[int]:
+    def _working_bytes(self) -> list[int]:
         """Return the peak of the backward pass's live tensors during each call's turn."""
         begin, turns = self._begins[-1], self._traced.turns
         until = {}  # the update of a weight follows its gradient when the call's turn is over
@@ -264,7 +264,7 @@ class _Reader:
         begin, end = self._begins[0], self._begins[-1]
         operations = self._operations[begin:end]
         outputs = [tensor for operation in operations for tensor in operation.outputs]
-        kept = {tensor.ref() for tensor in outputs if self._taken_after(tensor, end)}
+        kept = {tensor.ref() for tensor in outputs if self._is_read_after(tensor, end)}
         lives = lifetimes(operations, {operation.name for operation in operations}, {}, begin, self._scratch, kept)
         return [
             max(lives[before - begin : after - begin], default=0) for before, after in itertools.pairwise(self._begins)
@@ -301,7 +301,7 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         UsageError: If an input has open dimensions that are not in `input_shape`.
         ModelError: If the model cannot be called.
     """
-    from kerasmem.training.recompute.model import walked
+    from kerasmem.training.recompute.model import make_walked
     from kerasmem.training.recompute.segments import call_at_once
 
     keras = import_keras()
@@ -309,7 +309,7 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
     tensors: dict[int, Any] = {}
 
     def call(*batch: Any) -> Any:
-        run = walked(model, call_at_once, tensors)
+        run = make_walked(model, call_at_once, tensors)
         return run(keras.tree.pack_sequence_as(model.input, list(batch)), training=True)
 
     try:

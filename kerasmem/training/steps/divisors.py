@@ -34,7 +34,7 @@ class Divisors:
         self.kinds: list[str] = []
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[list[Any]]:
+    def collect_divisors(self) -> Iterator[list[Any]]:
         """Collect the divisor of each reduction within the context."""
         divisors: list[Any] = []
         self.kinds = []
@@ -49,7 +49,7 @@ class Divisors:
             yield divisors
 
     @contextlib.contextmanager
-    def weighing(self, factors: Any) -> Iterator[None]:
+    def multiply_results(self, factors: Any) -> Iterator[None]:
         """Multiply the result of each reduction by its factor, if there are factors."""
         number = 0
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_layers import symbolic_build
-from kerasmem.compat.keras_training import loss_and_tracker, set_to_zero, step_on_data, updated_in_turn
+from kerasmem.compat.keras_training import loss_and_tracker, set_to_zero, step_on_data, update_in_turn
 from kerasmem.devices.training_devices import reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
@@ -258,7 +258,7 @@ class MicroStep:
     def _count(self, data: Any) -> list[Any]:
         """Return the divisor of each loss without changing variables."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        with keras.StatelessScope(), self._divisors.reading() as divisors:
+        with keras.StatelessScope(), self._divisors.collect_divisors() as divisors:
             if self._loss is not None:
                 self._loss(y, self._forward(x, training=False), weight)
         return divisors
@@ -285,7 +285,7 @@ class MicroStep:
         return model.compute_metrics(x, y, predicted, sample_weight=weight), slices
 
     def _compute_loss(self, x: Any, y: Any, predicted: Any, weight: Any, factors: Any, *, training: bool) -> Any:
-        with self._divisors.weighing(factors):
+        with self._divisors.multiply_results(factors):
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
         rows = tf.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
         self._loss_tracker.update_state(loss, sample_weight=rows)
@@ -337,7 +337,7 @@ class MicroStep:
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int32)))
             else:
                 gradients.append(None if kind else accumulator.read_value())
-        with updated_in_turn():
+        with update_in_turn():
             self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
 
 

@@ -95,7 +95,7 @@ class RemoteEngine:
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         if self._child is None:
-            raise RanOut(_unknown("the training process is not running"), is_certain=False, is_dead=True)
+            raise RanOut(_unknown_failure("the training process is not running"), is_certain=False, is_dead=True)
         try:
             kind, value = self._child.ask((name, arguments))
         except ChildEnded as end:
@@ -125,7 +125,7 @@ def _death(end: ChildEnded) -> RanOut:
     if diagnosis.out_of_memory:
         return RanOut(diagnosis, is_dead=True)
     summary = f"the training process was ended by {exit_reason(end.code)}"
-    return RanOut(_unknown(summary), is_certain=False, is_dead=True)
+    return RanOut(_unknown_failure(summary), is_certain=False, is_dead=True)
 
 
 def check_card() -> None:
@@ -147,7 +147,7 @@ def check_card() -> None:
             )
 
 
-def _unknown(summary: str) -> Diagnosis:
+def _unknown_failure(summary: str) -> Diagnosis:
     return Diagnosis(True, family="host", summary=summary, cause="unknown")
 
 

@@ -127,7 +127,7 @@ def nothing_fits(summary: str, model: Any, since: int) -> str:
     options = [_RECOMPUTE, *_half_precision(model), *_lean_optimizer(model), _SMALLER, _LARGER]
     return (
         f"not even one row fits: {summary}\nA smaller batch cannot help. {_state(since)} "
-        f"kerasmem.advise(model, device=…) estimates the options:{_listed(options)}"
+        f"kerasmem.advise(model, device=…) estimates the options:{_bullets(options)}"
     )
 
 
@@ -138,7 +138,7 @@ def no_update_fits(summary: str, model: Any, since: int) -> str:
     options = [*([all_rows] if has_embeddings else []), *_lean_optimizer(model), _SMALLER, _LARGER]
     return (
         f"the optimizer update does not fit in memory: {summary}\nSmaller pieces of the batch cannot help. "
-        f"{_state(since)} Options:{_listed(options)}"
+        f"{_state(since)} Options:{_bullets(options)}"
     )
 
 
@@ -152,11 +152,11 @@ def cannot_divide(summary: str, obstacle: str, since: int) -> str:
     options = ["a smaller batch_size (kerasmem.max_batch_size), which changes the training", _RECOMPUTE]
     return (
         f"a step ran out of memory: {summary}\nThe batch is not divided: {obstacle}. {_state(since)} "
-        f"Options:{_listed(options)}"
+        f"Options:{_bullets(options)}"
     )
 
 
-def _listed(options: Iterable[str]) -> str:
+def _bullets(options: Iterable[str]) -> str:
     return "".join(f"\n  - {option}" for option in options)
 
 
