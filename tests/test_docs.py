@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 import shlex
@@ -144,6 +145,15 @@ def test_the_reference_has_every_public_name():
 def test_docstrings_have_the_sections_that_the_reference_knows():
     for path in (ROOT / "kerasmem").rglob("*.py"):
         assert not re.search(r"^ *Example:$", path.read_text(), re.MULTILINE), f"{path}: write Examples:"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(kerasmem.__all__) - {"__version__", "data"} | set(kerasmem.data.__all__)))
+def test_examples_of_public_docstrings_run(name):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for example in doctest.DocTestFinder().find(getattr(kerasmem, name, None) or getattr(kerasmem.data, name)):
+        runner.run(example)
+    assert not runner.failures
 
 
 def test_every_link_leads_to_a_page():

@@ -217,7 +217,7 @@ def largest_that_ran(
     Examples:
         >>> ran = lambda size: Trial(size, size <= 70, None, 0)
         >>> [trial.size for trial in largest_that_ran(ran, first=64, fails_from=80)[1]]
-        [64, 72, 68]
+        [64, 72, 68, 70]
     """
     trials: list[Trial] = []
 
