@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -122,8 +123,7 @@ class Stores:
     def __init__(self, access: RemoteAccess) -> None:
         self._access = access
         self.loop = asyncio.new_event_loop()
-        self._systems: dict[str, Any] = {}
-        self._s3_links: S3Links | None = None
+        self._systems: dict[str, Any] = {}  # fsspec's file systems by scheme and host
 
     def object_at(self, url: str) -> RemoteObject:
         """Return the object at a URL. No request is sent.
@@ -136,7 +136,7 @@ class Stores:
         if scheme_of(url) in ("http", "https") and hasattr(system, "set_session"):
             return HttpObject(system, url)
         if scheme_of(url) in ("s3", "s3a"):
-            return S3Object(system, path, self._open_s3_links())
+            return S3Object(system, path, self._s3_links)
         return OtherObject(system, path)
 
     def system_of(self, url: str) -> tuple[Any, str]:
@@ -172,8 +172,7 @@ class Stores:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        web = [self._s3_links.web] if self._s3_links else []
-        for system in (*self._systems.values(), *web):
+        for system in self._systems.values():
             with contextlib.suppress(Exception):
                 await close_connections(system)
         self._systems.clear()
@@ -197,14 +196,14 @@ class Stores:
         system, _ = url_to_fs(url, skip_instance_cache=True, **options)
         return system
 
-    def _open_s3_links(self) -> S3Links:
+    @functools.cached_property
+    def _s3_links(self) -> S3Links:
         from fsspec import filesystem
 
-        if self._s3_links is None:
-            client = _with_tracing({"trust_env": True})  # like s3fs, use the proxies of the environment
-            options = {"asynchronous": True, "loop": self.loop, "client_kwargs": client, "encoded": True}
-            self._s3_links = S3Links(filesystem("https", skip_instance_cache=True, **options))
-        return self._s3_links
+        client = _with_tracing({"trust_env": True})  # like s3fs, use the proxies of the environment
+        options = {"asynchronous": True, "loop": self.loop, "client_kwargs": client, "encoded": True}
+        web = self._systems["links"] = filesystem("https", skip_instance_cache=True, **options)
+        return S3Links(web)
 
 
 def _s3_session() -> Any:

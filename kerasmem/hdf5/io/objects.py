@@ -8,8 +8,8 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from kerasmem.compat.file_systems import call_file_system
 from kerasmem.hdf5.format.layout import one_line
@@ -108,44 +108,29 @@ def _explain(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Size, version and first bytes of an object.
+    """Size and version of an object, with bytes of it if they were requested.
 
     Args:
         size: size in bytes.
         tag: version, an ETag or modification time; None if the store reports neither.
-        head: the first bytes. Defaults to b"": not fetched.
+        data: the requested bytes. Defaults to b"".
     """
 
     size: int
     tag: str | None
-    head: bytes = field(default=b"", repr=False)
-
-
-class Answer(NamedTuple):
-    """The answer of a store to a range request.
-
-    Args:
-        data: the bytes.
-        size: size of the whole object in bytes.
-        tag: version, as in `ObjectInfo`.
-    """
-
-    data: bytes
-    size: int
-    tag: str | None
+    data: bytes = field(default=b"", repr=False)
 
 
 class RemoteObject(ABC):
     """An object of a store. Its coroutines must run in the event loop of its store."""
 
     @abstractmethod
-    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> ObjectInfo:
         """Request a range once, of a known version if any. It may end early, at the end of the object."""
 
     async def info(self) -> ObjectInfo:
         """Request size, version and first bytes."""
-        answer = await retry(lambda: _in_time(HEAD, self.get(0, HEAD)))
-        return ObjectInfo(answer.size, answer.tag, answer.data)
+        return await retry(lambda: _in_time(HEAD, self.get(0, HEAD)))
 
     async def read(self, start: int, stop: int, known: ObjectInfo) -> bytes:
         """Return a range of the known version.
@@ -182,7 +167,7 @@ class HttpObject(RemoteObject):
         self._system = system
         self._url = url
 
-    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> ObjectInfo:
         """Request a range. fsspec's method returns no version, and does not limit the size of an answer."""
         import aiohttp
 
@@ -197,7 +182,7 @@ class HttpObject(RemoteObject):
             tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             is_empty = answer.status == 416 or (answer.status == 200 and answer.headers.get("Content-Length") == "0")
             if is_empty:
-                return Answer(b"", 0, tag)
+                return ObjectInfo(0, tag)
             answer.raise_for_status()
             if answer.status != 206 or answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise PermanentError(_NO_RANGES)
@@ -205,7 +190,7 @@ class HttpObject(RemoteObject):
             data = await answer.content.readexactly(length)
             if await answer.content.read(1):
                 raise EOFError(f"more than {length:,} bytes came")
-            return Answer(data, size, tag)
+            return ObjectInfo(size, tag, data)
 
 
 class OtherObject(RemoteObject):
@@ -225,7 +210,7 @@ class OtherObject(RemoteObject):
         self._system = system
         self._path = path
 
-    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> ObjectInfo:
         """Request a range."""
         if known is None:
             size, _ = await self._version()
@@ -233,7 +218,7 @@ class OtherObject(RemoteObject):
         data = b""
         if start < stop:
             data = await call_file_system(self._system, "cat_file", self._path, start=start, end=stop)
-        return Answer(data, *await self._version())
+        return ObjectInfo(*await self._version(), data)
 
     async def _version(self) -> tuple[int, str | None]:
         """Request the current size and version."""
@@ -275,7 +260,7 @@ class S3Object(OtherObject):
         self._link: HttpObject | None = None
         self._signed_at = 0.0
 
-    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> ObjectInfo:
         """Request a range."""
         if self._links.work is not False:
             try:
@@ -291,7 +276,7 @@ class S3Object(OtherObject):
                 self._links.work = True
                 return answer
         answer = await super().get(start, stop, known)
-        return answer._replace(tag=answer.tag and answer.tag.removeprefix("ETag="))
+        return replace(answer, tag=answer.tag and answer.tag.removeprefix("ETag="))
 
     async def _current_link(self) -> HttpObject:
         now = time.monotonic()

@@ -74,12 +74,12 @@ class RemoteFile(io.RawIOBase):
             except BaseException:
                 self.close()
                 raise
-            self._traffic.received += len(known.head)
+            self._traffic.received += len(known.data)
         self.known = known
         version = known.tag or f"file {next(_numbers)}"  # blocks of an unknown version are not shared
         self._name = (identity(url), version, known.size)
-        if known.head:
-            _keep_block((*self._name, 0), known.head)
+        if known.data:
+            _keep_block((*self._name, 0), known.data)
 
     def __repr__(self) -> str:
         return redact(self._url)  # h5py uses it as file name
