@@ -215,7 +215,7 @@ class TrainingCursor:
         if self.is_open:
             self._start = start
             self._first = self._keras_first = self._delivered
-            if self._phase is _Phase.PAUSED:
+            if self._phase is _Phase.PAUSED and not self.steps:  # with steps, Keras goes on with the same iterator
                 self._phase = _Phase.CLOSED
 
     # ---- for the reader

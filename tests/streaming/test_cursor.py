@@ -78,6 +78,18 @@ def test_predict_and_evaluate_within_an_epoch_of_fit(path, workers):
     sequence.close()
 
 
+def test_set_epoch_between_epochs_of_steps_loses_no_batch(path, recwarn):
+    class Again(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            sequence.set_epoch(5)
+
+    sequence, model = stream(path), RowModel()
+    model.fit(sequence, epochs=3, steps_per_epoch=10, callbacks=[Again()], verbose=0)
+    assert len(model.trained) == 3 * 10 * 8
+    assert model.trained[-8:] in [sequence.batch_rows(batch, 5).tolist() for batch in range(25)]
+    assert not [warning for warning in recwarn if "ran out of data" in str(warning.message)]
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_without_a_reader_of_keras_every_row_comes_once(path, shuffle, monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.sequence.attach_reader", lambda dataset, make_reader: None)
