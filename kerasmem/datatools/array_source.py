@@ -17,7 +17,7 @@ from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.row_source import RowSource
 from kerasmem.errors import DataError
 from kerasmem.files import read_npy_header
-from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, quote
 from kerasmem.units import format_size
 
 _DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
@@ -35,7 +35,7 @@ class ArraySource(RowSource):
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
-        super().__init__(shown(path), path)
+        super().__init__(quote(path), path)
         self._is_archive = zipfile.is_zipfile(path)
         with self._refuse_damage():
             if self._is_archive:
@@ -47,7 +47,7 @@ class ArraySource(RowSource):
                     self._shapes = {"": self._read_header(file, stem, os.path.getsize(path))}
         rows = {field.name: count for field, count in self._shapes.values()}
         if len(set(rows.values())) > 1:
-            counts = ", ".join(f"{shown(name)} has {count:,}" for name, count in rows.items())
+            counts = ", ".join(f"{quote(name)} has {count:,}" for name, count in rows.items())
             raise DataError(f"{self.label}: arrays must have equally many rows (axis 0); {counts}")
         self.rows = next(iter(rows.values()))
         self.fields = tuple(field for field, _ in self._shapes.values())
@@ -67,7 +67,7 @@ class ArraySource(RowSource):
 
     def _read_header(self, file: Any, name: str, size: int) -> tuple[Field, int]:
         """Return field and number of rows, after a check of the header against the size of the data."""
-        label = f"{self.label}: array {shown(name)}"
+        label = f"{self.label}: array {quote(name)}"
         try:
             shape, fortran, dtype = read_npy_header(file)
         except Exception as error:  # NumPy parses it with Python's tokenizer, which raises other errors
@@ -107,7 +107,7 @@ class ArraySource(RowSource):
             for first in firsts:
                 values = np.empty((min(rows, stop - first), *field.shape), dtype)
                 if file.readinto(values.reshape(-1).view(np.uint8).data) < values.nbytes:
-                    name = f"array {shown(field.name)}"
+                    name = f"array {quote(field.name)}"
                     raise DataError(f"{self.label}: {name} is cut off at row {first:,}; copy or write it again")
                 yield values
 

@@ -31,7 +31,7 @@ from kerasmem.datatools.row_source import RowSource, combine
 from kerasmem.datatools.table_source import SUFFIXES, open_tables
 from kerasmem.datatools.writing import make_plan, write_files
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.layout import shown, type_name
+from kerasmem.hdf5.format.layout import quote, type_name
 from kerasmem.hdf5.rows.paths import INDEX_SUFFIX, natural_order, read_path
 from kerasmem.units import parse_size
 
@@ -128,7 +128,7 @@ def convert(
     except OSError as error:
         if error.filename is None:
             raise
-        raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
+        raise DataError(f"{quote(error.filename)}: cannot be read or written: {error.strerror}") from error
     written = [Column(field.name, field.dtype, field.shape) for field in plan.datasets]
     features, target_name = choose_roles(written)
     notes = [*source.notes, *(f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items()))]
@@ -226,7 +226,7 @@ def _find_paths(sources: Sequence[str]) -> list[str]:
         if glob.has_magic(path) and not os.path.lexists(path):
             matching = sorted(glob.glob(path, recursive=True), key=natural_order)
             if not matching:
-                raise DataError(f"{shown(path)}: no file matches this pattern")
+                raise DataError(f"{quote(path)}: no file matches this pattern")
             paths += matching
         else:
             paths.append(path)
@@ -239,7 +239,7 @@ def _open_source(path: str, options: ReadOptions) -> RowSource:
         return ImageFolder(path, options)
     if not os.path.isfile(path):
         problem = "is not a file or folder" if os.path.exists(path) else "the file or folder does not exist"
-        raise DataError(f"{shown(path)}: {problem}")
+        raise DataError(f"{quote(path)}: {problem}")
     if lower.endswith((".npy", ".npz")):
         return ArraySource(path, options)
     if _RECORDS.search(path):
@@ -247,4 +247,4 @@ def _open_source(path: str, options: ReadOptions) -> RowSource:
     if h5py.is_hdf5(path) or lower.endswith(_HDF5):
         return Hdf5Source(path, options)
     formats = ".npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with one folder of images a class"
-    raise UsageError(f"{shown(path)}: unknown format; sources must be {formats}")
+    raise UsageError(f"{quote(path)}: unknown format; sources must be {formats}")

@@ -13,7 +13,7 @@ from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.format.filters import ZSTD, register_filters
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 
 _MOST_THREADS = 16
 _MOST_PIXELS = 1 << 15  # on a side of an image
@@ -174,10 +174,10 @@ def check_outputs(outputs: Sequence[str], sources: Sequence[str], *, force: bool
     for output in outputs:
         real = os.path.realpath(output)
         if any(real == path or real.startswith(path + os.sep) for path in read):
-            raise UsageError(f"output must not be a source, or in one; got {shown(output)}")
+            raise UsageError(f"output must not be a source, or in one; got {quote(output)}")
         if os.path.isdir(output):
-            raise UsageError(f"output must be a file; got the folder {shown(output)}")
+            raise UsageError(f"output must be a file; got the folder {quote(output)}")
         if not os.path.isdir(os.path.dirname(output)):
-            raise UsageError(f"output: the folder {shown(os.path.dirname(output))} does not exist; create it first")
+            raise UsageError(f"output: the folder {quote(os.path.dirname(output))} does not exist; create it first")
         if os.path.lexists(output) and not force:
-            raise UsageError(f"output: {shown(output)} exists already; to replace it, pass force=True (--force)")
+            raise UsageError(f"output: {quote(output)} exists already; to replace it, pass force=True (--force)")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.layout import plain_name, shown
+from kerasmem.hdf5.format.layout import plain_name, quote
 from kerasmem.hdf5.rows.safe_reading import text_of
 
 PACKING_ATTRIBUTES = frozenset(
@@ -61,7 +61,7 @@ def _check_name(name: str) -> str:
     """
     encodable = name.encode("utf-8", "ignore").decode() == name
     if not (encodable and plain_name(name)) or ".." in name.split("/") or "\0" in name:
-        raise DataError(f"{shown(name)} cannot be the name of a dataset; rename or drop it")
+        raise DataError(f"{quote(name)} cannot be the name of a dataset; rename or drop it")
     return plain_name(name)
 
 
@@ -72,7 +72,7 @@ def check_names(fields: Sequence[Field], label: str) -> None:
     for name, count in names.items():
         if count > 1 or name in groups:
             several = "two datasets" if count > 1 else "a dataset and a group"
-            raise DataError(f"{label}: {shown(name)} would be the name of {several}; rename or drop one")
+            raise DataError(f"{label}: {quote(name)} would be the name of {several}; rename or drop one")
 
 
 class ColumnChoice:
@@ -145,7 +145,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _list_names(names: Iterable[str]) -> str:
-    quoted = [shown(name, 60) for name in names]
+    quoted = [quote(name, 60) for name in names]
     more = len(quoted) - _MOST_NAMES
     return ", ".join(quoted[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -154,7 +154,7 @@ def _side_by_side(columns: Sequence[Field]) -> Field:
     for field in columns:
         if len(field.shape) > 1 or field.class_names is not None:
             content = "texts" if field.class_names else f"rows of shape {field.shape}"
-            raise DataError(f"columns: {shown(field.name)} holds {content}; write it as a separate dataset")
+            raise DataError(f"columns: {quote(field.name)} holds {content}; write it as a separate dataset")
     dtype = np.result_type(*(np.dtype(field.dtype) for field in columns))
     width = sum(prod(field.shape) for field in columns)
     return Field("", dtype.str, (width,))
@@ -173,7 +173,7 @@ def written_type(field: Field, *, float32: bool = True) -> str:
     dtype = np.dtype(field.dtype)
     if dtype.kind not in "fiub":
         raise DataError(
-            f"{shown(field.name)} must hold plain numbers; got {dtype.name}. Leave it out with drop, or convert it: "
+            f"{quote(field.name)} must hold plain numbers; got {dtype.name}. Leave it out with drop, or convert it: "
             "complex numbers to two channels, np.stack([z.real, z.imag], -1)"
         )
     if dtype.kind == "f" and dtype.itemsize > 4:
@@ -195,7 +195,7 @@ def written_rows(rows: Rows, datasets: Sequence[Field], label: str, first: int) 
     """
     result = {}
     for field in datasets:
-        columns = [_cast(rows[name], np.dtype(field.dtype), f"{label}: {shown(name)}", first) for name in field.columns]
+        columns = [_cast(rows[name], np.dtype(field.dtype), f"{label}: {quote(name)}", first) for name in field.columns]
         if len(columns) > 1:
             columns = [np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)]
         result[field.name] = columns[0].reshape(len(columns[0]), *field.shape)

@@ -16,7 +16,7 @@ from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, En
 from kerasmem.datatools.row_source import RowSource, even_pieces
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError, register_filters
-from kerasmem.hdf5.format.layout import shown, type_name
+from kerasmem.hdf5.format.layout import quote, type_name
 from kerasmem.hdf5.rows.paths import Access, natural_order
 from kerasmem.hdf5.rows.safe_reading import check_chunks
 from kerasmem.hdf5.rows.scan import find_dataset
@@ -67,7 +67,7 @@ def find_repetition(entries: Sequence[Entry]) -> Repetition | None:
     ]
     if not stacked:
         return None
-    title = f"{len(names):,} groups, {shown(names[0])} to {shown(names[-1])}"
+    title = f"{len(names):,} groups, {quote(names[0])} to {quote(names[-1])}"
     inside = {entry.name for members in groups.values() for entry in members.values()}
     outside = [entry for entry in entries if entry.name not in inside]
     return Repetition(title, stacked, list(groups[names[0]].values()), outside)
@@ -103,7 +103,7 @@ class Hdf5Source(RowSource):
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
-        super().__init__(shown(path), path)
+        super().__init__(quote(path), path)
         self._access, self._budget = Access(options.trust_file), options.budget
         contents = list_contents(path, self._access, MOST_CONVERTED)
         if not contents.complete:
@@ -138,7 +138,7 @@ class Hdf5Source(RowSource):
         missing = int(np.count_nonzero(packing.is_missing(packing.apply_sign(values))))
         outcome = "become NaN" if field.stored_dtype else "stay as stored"
         if missing:
-            self.losses[f"values of {shown(field.name)} are missing and {outcome}"] += missing
+            self.losses[f"values of {quote(field.name)} are missing and {outcome}"] += missing
         return packing.unpack(values, field.dtype) if field.stored_dtype else values
 
     def _sliced_windows(self, rows: int) -> Iterator[Rows]:
@@ -165,7 +165,7 @@ class Hdf5Source(RowSource):
 
     def _read_sparse(self, file: h5py.File, entry: Entry, start: int, stop: int) -> np.ndarray:
         """Return rows of a sparse matrix as a dense one. Duplicate values are added up, as in SciPy."""
-        matrix = f"{self.label}: {shown(entry.name)}"
+        matrix = f"{self.label}: {quote(entry.name)}"
         data, indices, indptr = entry.parts
         bounds = self._open_dataset(file, indptr, range(start, stop + 1))[start : stop + 1].astype(np.int64)
         stored = find_dataset(file, data).shape[0]
@@ -188,7 +188,7 @@ class Hdf5Source(RowSource):
             try:
                 check_chunks(dataset, rows, axis)
             except DecodeError as error:
-                raise DataError(f"{self.label}: dataset {shown(name)} cannot be read: {error}") from error
+                raise DataError(f"{self.label}: dataset {quote(name)} cannot be read: {error}") from error
         return dataset
 
 
@@ -217,23 +217,23 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
     for entry in read:
         if entry.kind == "ragged":
             pad = "Pad them to one shape, or leave it out with drop (--drop)."
-            raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {pad}")
+            raise DataError(f"{quote(contents.path)}: {quote(entry.name)} {entry.problem}. {pad}")
     usable = [entry for entry in read if (entry.layout is not None or entry.parts) and 0 not in (entry.shape or (0,))]
     if not usable:
         if entries and not read:
-            choice.refuse_empty(shown(contents.path))
+            choice.refuse_empty(quote(contents.path))
         contents.refuse_unusable()
     largest = max(usable, key=lambda entry: (prod(entry.shape or ()), entry.name))
     chosen = [entry for entry in usable if entry.rows == largest.rows]
     if options.rows_axis == "first" and (problem := contents.rows_on_last_axis(stored)):
-        raise DataError(f"{shown(contents.path)}: {problem}")
+        raise DataError(f"{quote(contents.path)}: {problem}")
     used = {part for entry in chosen for part in entry.parts} | {f"{entry.name}_{CLASS_NAMES}" for entry in chosen}
     used |= {f"{entry.name.removesuffix('codes')}categories" for entry in chosen if entry.kind == "codes"}
     reasons: dict[str, list[str]] = {}
     for entry in read:
         if entry not in chosen and entry.name not in used:
             rows = f"it has {format_count(entry.rows, 'row')}, and the others have {largest.rows:,}"
-            reasons.setdefault(rows if entry in usable else entry.problem, []).append(shown(entry.name))
+            reasons.setdefault(rows if entry in usable else entry.problem, []).append(quote(entry.name))
     for reason, names in reasons.items():
         more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
         notes.append(f"left out: {', '.join(names[:_MOST_SHOWN])}{more} ({reason})")

@@ -17,7 +17,7 @@ from kerasmem.datatools.conversion_settings import ReadOptions
 from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.row_source import RowSource
 from kerasmem.errors import DataError, MissingExtraError
-from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, quote
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # for some others Pillow starts external programs
@@ -41,7 +41,7 @@ class ImageFolder(RowSource):
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
-        super().__init__(shown(path), path)
+        super().__init__(quote(path), path)
         self._options = options
         folders = [folder for folder in _visible(path) if os.path.isdir(folder)]
         files, classes, skipped = list[str](), list[int](), list[str]()
@@ -58,7 +58,7 @@ class ImageFolder(RowSource):
         self._files, self._classes, self.rows = files, np.array(classes, np.int32), len(files)
         if skipped:
             self.notes.append(
-                f"{len(skipped):,} files and folders that are not images are skipped, such as {shown(skipped[0])}"
+                f"{len(skipped):,} files and folders that are not images are skipped, such as {quote(skipped[0])}"
             )
         self._shape = self._decode(0, None).shape
         self._threads = max(1, min(options.threads, _MOST_PIXELS // prod(self._shape[:2])))
@@ -79,7 +79,7 @@ class ImageFolder(RowSource):
 
     def _decode(self, number: int, shape: tuple[int, ...] | None) -> np.ndarray:
         path = self._files[number]
-        return decode_image(path, shown(path), self._options, shape)
+        return decode_image(path, quote(path), self._options, shape)
 
 
 def _visible(folder: str) -> list[str]:
@@ -92,7 +92,7 @@ def _visible(folder: str) -> list[str]:
     paths = [os.path.join(folder, name) for name in names]
     for path in paths:
         if os.path.islink(path):
-            raise DataError(f"{shown(path)}: is a symbolic link; replace it with the file or folder itself")
+            raise DataError(f"{quote(path)}: is a symbolic link; replace it with the file or folder itself")
     return paths
 
 
@@ -160,7 +160,7 @@ class RecordSource(RowSource):
     def __init__(self, path: str, options: ReadOptions) -> None:
         import tensorflow as tf
 
-        super().__init__(shown(path), path)
+        super().__init__(quote(path), path)
         self._options = options
         with self._refuse_damage():
             self.rows = self._count_records()
@@ -194,10 +194,10 @@ class RecordSource(RowSource):
         shape: tuple[int, ...] = () if len(values) == 1 else (len(values),)
         dtype = {"int64_list": "<i8", "float_list": "<f4"}.get(kind, "|u1")
         if not values or (dtype == "|u1" and (shape or not values[0].startswith(_SIGNATURES))):
-            self.notes.append(f"left out: {shown(name)} (not numbers or an encoded image)")
+            self.notes.append(f"left out: {quote(name)} (not numbers or an encoded image)")
             return
         if dtype == "|u1":
-            shape = decode_image(values[0], f"{self.label}: {shown(name)} of record 0", self._options).shape
+            shape = decode_image(values[0], f"{self.label}: {quote(name)} of record 0", self._options).shape
         self._fields[name] = Field(name, dtype, shape)
 
     def pieces(self, rows: int) -> Iterator[Rows]:
@@ -220,7 +220,7 @@ class RecordSource(RowSource):
                 for name, field in self._fields.items():
                     values = parsed[name].numpy()
                     if field.dtype == "|u1":
-                        labels = [f"{self.label}: {shown(name)} of record {done + k:,}" for k in range(len(values))]
+                        labels = [f"{self.label}: {quote(name)} of record {done + k:,}" for k in range(len(values))]
                         images = pool.map(self._decode, values.tolist(), labels, [field.shape] * len(values))
                         values = np.stack(list(images))
                     piece[field.name] = values

@@ -23,7 +23,7 @@ from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.datatools.row_source import RowSource
 from kerasmem.datatools.writing import WriteOutcome, WritePlan, write_files
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, shown
+from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, quote
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.hdf5.io.remote_file import expand, put_file, refuse_web
@@ -79,7 +79,7 @@ def index(
     """
     target = read_location(output)
     if not target.endswith(INDEX_SUFFIX):
-        raise UsageError(f"output must end with {INDEX_SUFFIX!r}; got {shown(target)}")
+        raise UsageError(f"output must end with {INDEX_SUFFIX!r}; got {quote(target)}")
     access = Access(checks.flag("trust_file", trust_file), read_remote(remote))
     names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = read_paths(names[0] if len(names) == 1 else names, access.remote)
@@ -97,7 +97,7 @@ def index(
             write_index(path, layouts)
             size = os.path.getsize(path)
     except OSError as error:
-        raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
+        raise DataError(f"{quote(target)}: the index cannot be written: {error.strerror or error}") from error
     rows = sum(file.datasets[0].rows for file in layouts)
     stored = sum(dataset.stored_bytes for file in layouts for dataset in file.datasets)
     return DataIndexed(target, len(files), rows, tuple(dataset_names), stored, size)
@@ -145,7 +145,7 @@ def read_index(output: Any, writing: WriteOptions) -> str:
     target = read_location(output)
     if not target.endswith(INDEX_SUFFIX):
         name = f"parts/train{INDEX_SUFFIX}"
-        raise UsageError(f"output must be an index, such as {name}, if an executor writes parts; got {shown(target)}")
+        raise UsageError(f"output must be an index, such as {name}, if an executor writes parts; got {quote(target)}")
     if is_url(target):
         refuse_web(target)
     return target
@@ -214,7 +214,7 @@ def _clear(folder: str, target: str, sources: Sequence[str], access: RemoteAcces
         except DataError:  # there are none, or writing the first part will fail with a better message
             return
         if not force:
-            raise UsageError(f"output: {shown(old[0])} exists already; to replace it, pass force=True (--force)")
+            raise UsageError(f"output: {quote(old[0])} exists already; to replace it, pass force=True (--force)")
         return
     old = glob.glob(f"{glob.escape(folder)}/{_PATTERN}")
     check_outputs([target, *old], sources, force=force)

@@ -16,7 +16,7 @@ from kerasmem.datatools.listing import Column, Contents, Entry, list_contents
 from kerasmem.datatools.reports import DatasetReport, Inspection
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import read_parts
-from kerasmem.hdf5.format.layout import plain_name, shown, type_name
+from kerasmem.hdf5.format.layout import plain_name, quote, type_name
 from kerasmem.hdf5.rows.paths import Access, read_path
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.streaming.stream_plan import StreamSettings, dataset_names, describe_plan, make_plan
@@ -65,7 +65,7 @@ def inspect(
     notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets are listed"]
     contents, repeated = _without_repetition(contents)
     notes += repeated
-    sparse = [shown(entry.name) for entry in contents.entries if entry.kind == "csr_matrix"]
+    sparse = [quote(entry.name) for entry in contents.entries if entry.kind == "csr_matrix"]
     if sparse:
         notes.append(f"{', '.join(sparse[:3])}: sparse; kerasmem data convert writes a sparse matrix dense")
     last_axis = contents.rows_on_last_axis(contents.entries)
@@ -80,7 +80,7 @@ def inspect(
     notes += [_packing_note(name, packings[name]) for name in (*features, target) if name in packings]
     rows = contents.usable[features[0]].rows
     notes += [
-        f"{shown(entry.name)} {entry.shape} is a column of MATLAB; kerasmem data convert writes it as {rows:,} rows"
+        f"{quote(entry.name)} {entry.shape} is a column of MATLAB; kerasmem data convert writes it as {rows:,} rows"
         for entry in contents.usable.values()
         if entry.is_matlab_column and entry.shape == (1, rows)
     ]
@@ -106,8 +106,8 @@ def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
         return contents, []
     problem = f"is a sample, one of {repetition.title}, with the same layout"
     first = [replace(entry, layout=None, problem=problem) for entry in repetition.first]
-    shapes = ", ".join(f"{shown(entry.name)} {entry.shape}" for entry in repetition.stacked if entry.parts)
-    ragged = [f"{shown(entry.name)} {entry.problem}" for entry in repetition.stacked if entry.kind == "ragged"]
+    shapes = ", ".join(f"{quote(entry.name)} {entry.shape}" for entry in repetition.stacked if entry.parts)
+    ragged = [f"{quote(entry.name)} {entry.problem}" for entry in repetition.stacked if entry.kind == "ragged"]
     note = f"{repetition.title}, repeat one layout, a sample each"
     notes = [f"{note}: kerasmem data convert stacks them to {shapes}" if shapes else note, *ragged]
     return replace(contents, entries=(*first, *repetition.outside)), notes
@@ -125,7 +125,7 @@ def _packing_note(name: str, packing: Packing) -> str:
     missing += [] if packing.high is None else [f"above {packing.high:g}"]
     if missing:
         facts.append(f"{', '.join(missing)} means a missing value, and a stream delivers it as a number")
-    return f"{shown(name)}: {'; '.join(facts)}"
+    return f"{quote(name)}: {'; '.join(facts)}"
 
 
 def choose_columns(contents: Contents, x: str | None, y: str | None) -> tuple[list[str], str | None]:
@@ -147,7 +147,7 @@ def choose_columns(contents: Contents, x: str | None, y: str | None) -> tuple[li
         named = max(candidates, key=lambda entry: (prod(entry.shape or ()), entry.name)).name
     group = contents.with_rows_of(named)
     if y is not None and all(entry.name != y for entry in group):
-        raise UsageError(f"y: {shown(y)} must have as many rows as {shown(named)}")
+        raise UsageError(f"y: {quote(y)} must have as many rows as {quote(named)}")
     return choose_roles([entry.column for entry in group], x, y)
 
 
@@ -162,9 +162,9 @@ def find_entry(contents: Contents, option: str, name: str) -> Entry:
         return usable[plain]
     for entry in contents.entries:
         if entry.name == plain:
-            raise UsageError(f"{option}: {shown(name)} {entry.problem}")
-    names = ", ".join(map(shown, list(usable)[:12])) or "none that can be trained from"
-    raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {names}")
+            raise UsageError(f"{option}: {quote(name)} {entry.problem}")
+    names = ", ".join(map(quote, list(usable)[:12])) or "none that can be trained from"
+    raise UsageError(f"{option}: there is no dataset {quote(name)}; there are {names}")
 
 
 def _report(entry: Entry) -> DatasetReport:

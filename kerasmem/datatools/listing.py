@@ -15,7 +15,7 @@ import numpy as np
 from kerasmem.datatools.fields import Packing, read_packing
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
-from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
+from kerasmem.hdf5.format.layout import DatasetLayout, one_line, quote
 from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.rows.paths import Access
@@ -152,7 +152,7 @@ class Contents:
         matching = [array for array in others if array.shape[-1] == largest.shape[-1] > 1]
         if not matching or any(array.rows == largest.rows for array in others):
             return ""
-        shapes = f"{shown(largest.name)} {largest.shape} and {shown(matching[0].name)} {matching[0].shape}"
+        shapes = f"{quote(largest.name)} {largest.shape} and {quote(matching[0].name)} {matching[0].shape}"
         return (
             f"{shapes} have equally many rows on their last axis, MATLAB's first. Pass rows_axis='last' "
             "(--rows-axis last) to kerasmem data convert"
@@ -161,8 +161,8 @@ class Contents:
     def refuse_unusable(self) -> NoReturn:
         """Raise the error for a file without a dataset that can be trained from."""
         largest = sorted(self.entries, key=lambda entry: -entry.stored_bytes)[:5]
-        problems = "; ".join(f"{shown(entry.name)}: {entry.problem}" for entry in largest)
-        raise DataError(f"{shown(self.path)}: holds no dataset that can be trained from. {problems}".rstrip(". "))
+        problems = "; ".join(f"{quote(entry.name)}: {entry.problem}" for entry in largest)
+        raise DataError(f"{quote(self.path)}: holds no dataset that can be trained from. {problems}".rstrip(". "))
 
 
 def list_contents(path: str, access: Access | None = None, most: int = MOST_LISTED) -> Contents:
@@ -177,7 +177,7 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
         DataError: If the file cannot be read.
     """
     access = access or Access()
-    with open_h5(path, f"{shown(path)}: its list of datasets", access.remote) as file:
+    with open_h5(path, f"{quote(path)}: its list of datasets", access.remote) as file:
         return Contents(path, *_Listing(file, path, access).list(most))
 
 
@@ -236,8 +236,8 @@ class _Listing:
         try:
             layout = scan_dataset(self._file, self._path, name, self._access)
         except DataError as error:
-            label = f"{shown(self._path)}: dataset {shown(name)}"
-            message = one_line(str(error)).removeprefix(label).removeprefix(shown(self._path))
+            label = f"{quote(self._path)}: dataset {quote(name)}"
+            message = one_line(str(error)).removeprefix(label).removeprefix(quote(self._path))
             problem = message.lstrip(": ").strip() or problem
         if layout is None:
             return Entry(name, shape, one_line(dtype, 200), None, problem, stored_bytes=stored)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows, check_names
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.units import format_count
 
 _MOST_TEXT = 200  # characters of class names in a message
@@ -123,7 +123,7 @@ class ConcatenatedSource(_CombinedSource):
             kind, other_kind = _kind(field), kinds[field.name]
             if kind != other_kind:
                 raise DataError(
-                    f"{other.label}: rows of {shown(field.name)} must be {kind:.{_MOST_TEXT}} as in "
+                    f"{other.label}: rows of {quote(field.name)} must be {kind:.{_MOST_TEXT}} as in "
                     f"{self._sources[0].label}; got {other_kind:.{_MOST_TEXT}}"
                 )
 

@@ -20,7 +20,7 @@ from kerasmem.datatools.listing import Entry, list_contents
 from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
 from kerasmem.datatools.row_source import even_pieces
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.rows.paths import Access, read_files, read_path
 from kerasmem.hdf5.rows.scan import scan_files
@@ -74,7 +74,7 @@ def stats(
     access = Access(checks.flag("trust_file", trust_file))
     files = read_files(path)
     if is_url(files[0]):
-        raise UsageError(f"path must be a local file; got {shown(files[0])}")
+        raise UsageError(f"path must be a local file; got {quote(files[0])}")
     contents = list_contents(files[0], access)
     named = [find_entry(contents, "datasets", name) for name in datasets or ()]
     features, target = choose_columns(contents, named[0].name if named else None, None)

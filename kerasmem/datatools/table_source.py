@@ -13,7 +13,7 @@ from kerasmem.datatools.conversion_settings import ReadOptions
 from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.row_source import RowSource
 from kerasmem.errors import DataError, KerasmemError, MissingExtraError
-from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, quote
 from kerasmem.units import MIB
 
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather")
@@ -44,7 +44,7 @@ class TableSource(RowSource):
     starts = (0,)
 
     def __init__(self, path: str, schema: Any, fields: tuple[Field, ...], rows: int, options: ReadOptions) -> None:
-        super().__init__(shown(path), path)
+        super().__init__(quote(path), path)
         self._schema, self.fields, self.rows, self._options = schema, fields, rows, options
 
     def pieces(self, rows: int) -> Iterator[Rows]:
@@ -104,7 +104,7 @@ class _Column:
         """
         import pyarrow as pa
 
-        label = f"{label}: column {shown(self.name)}"
+        label = f"{label}: column {quote(self.name)}"
         kind = self.kind
         if self._gaps and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise DataError(f"{label} has {self._gaps:,} missing values; fill them, or leave it out with drop")
@@ -121,11 +121,11 @@ class _Column:
         """Return the sorted texts. Raise `DataError` if they are numbers, or too many to be classes."""
         texts = sorted(self._texts)
         if len(texts) > _MOST_TEXTS or max(map(len, texts)) > _MOST_TEXTS:
-            many = f"more than {_MOST_TEXTS:,} different texts, or very long ones, such as {shown(texts[0], 40)}"
+            many = f"more than {_MOST_TEXTS:,} different texts, or very long ones, such as {quote(texts[0], 40)}"
             raise DataError(f"{label} has {many}; leave it out with drop")
         numbers = [text for text in texts if _is_number(text.replace(",", "."))]
         if numbers and not is_text:
-            raise DataError(f"{label} mixes types: texts, and numbers such as {shown(numbers[0], 40)}. {_CSV_FIX}")
+            raise DataError(f"{label} mixes types: texts, and numbers such as {quote(numbers[0], 40)}. {_CSV_FIX}")
         if self.is_csv and any("\n" in text for text in texts):
             raise DataError(f"{label} has a text of several lines; a quote may not be closed. {_CSV_FIX}")
         return tuple(texts)
@@ -168,8 +168,8 @@ def _open_alike(schemas: Mapping[str, Any], options: ReadOptions) -> Iterator[Ta
             for column, values in zip(surveyed, batch.columns, strict=True):
                 column.add(values)
         if not rows[path]:
-            raise DataError(f"{shown(path)}: has a header and no rows")
-    label = f"{shown(first)} and {len(others):,} more" if others else shown(first)
+            raise DataError(f"{quote(path)}: has a header and no rows")
+    label = f"{quote(first)} and {len(others):,} more" if others else quote(first)
     fields = tuple(column.make_field(label, options) for column in columns)
     schema = pa.schema([(column.name, column.kind) for column in columns])
     for path in schemas:
@@ -184,7 +184,7 @@ def _read_schema(path: str, options: ReadOptions) -> Any:
     """
     import pyarrow as pa
 
-    label = shown(path)
+    label = quote(path)
     if _is_csv(path):
         with pa.input_stream(path) as file:
             columns = file.read(_BLOCK_BYTES).partition(b"\n")[0].count(_delimiter(path, options).encode()) + 1
@@ -195,7 +195,7 @@ def _read_schema(path: str, options: ReadOptions) -> Any:
     if len(names) == 1 and ";" in names[0]:
         raise DataError(f"{label}: the first row has semicolons; pass delimiter=';' (--delimiter ';')")
     if all(map(_is_number, names)):
-        first = shown(", ".join(names[:4]))
+        first = quote(", ".join(names[:4]))
         raise DataError(
             f"{label}: the first row must name the columns; got the numbers {first}. If it is data, pass header=False "
             "(--no-header)"
@@ -203,7 +203,7 @@ def _read_schema(path: str, options: ReadOptions) -> Any:
     read = [column for column in schema if options.columns.reads(column.name)]
     if not read:
         options.columns.refuse_empty(label)
-    return pa.schema([(item.name, _plain_type(item.type, f"{label}: column {shown(item.name)}")) for item in read])
+    return pa.schema([(item.name, _plain_type(item.type, f"{label}: column {quote(item.name)}")) for item in read])
 
 
 def _plain_type(kind: Any, label: str) -> Any:
@@ -279,6 +279,6 @@ def _refuse_damage(path: str, options: ReadOptions) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         reason = one_line(str(error).rpartition("Invalid: ")[2], 400)
         if column := re.match(r"In CSV column #(\d+)", reason):
-            reason = f"column {shown(_dataset(path, options).schema.names[int(column[1])])}: {reason}"
+            reason = f"column {quote(_dataset(path, options).schema.names[int(column[1])])}: {reason}"
         fix = _CSV_FIX if _is_csv(path) else "Copy or write it again"
-        raise DataError(f"{shown(path)}: cannot be read: {reason}. {fix}") from error
+        raise DataError(f"{quote(path)}: cannot be read: {reason}. {fix}") from error

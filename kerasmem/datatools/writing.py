@@ -22,7 +22,7 @@ from kerasmem.datatools.reports import Progress, ignore_progress
 from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.files import replace_file
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.hdf5.format.links import DAMAGED, encode_name
 from kerasmem.hdf5.rows.safe_reading import TEXTS_AT_ONCE, read_attribute
 from kerasmem.units import KIB, MIB
@@ -127,7 +127,7 @@ def write_files(
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        raise KerasmemError(f"{shown(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
+        raise KerasmemError(f"{quote(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
     return WriteOutcome(sum(map(os.path.getsize, outputs)), source.losses - before)
 
 
@@ -258,7 +258,7 @@ def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Fiel
     if len(set(source.paths)) > 1 or not h5py.is_hdf5(path):
         return
     columns = [(field.columns[0], field) for field in datasets if len(field.columns) == 1]
-    with open_h5(path, f"{shown(path)}: its list of attributes") as original:
+    with open_h5(path, f"{quote(path)}: its list of attributes") as original:
         for name, field in [("/", Field("/", "<f4")), *columns]:
             with contextlib.suppress(*DAMAGED):
                 item, target = original[encode_name(name)], file[field.name].attrs
@@ -270,5 +270,5 @@ def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Fiel
                         target[key] = value
                     elif value is None and h5py.check_string_dtype(item.attrs.get_id(key).dtype) is not None:
                         source.notes.append(
-                            f"left out: attribute {shown(key)} of {shown(name)}, because its texts are too long"
+                            f"left out: attribute {quote(key)} of {quote(name)}, because its texts are too long"
                         )

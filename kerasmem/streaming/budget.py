@@ -11,7 +11,7 @@ import numpy as np
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.columns import Column
-from kerasmem.hdf5.format.layout import DatasetLayout, Grid, shown
+from kerasmem.hdf5.format.layout import DatasetLayout, Grid, quote
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.streaming.order import Blocks
 from kerasmem.units import GIB, KIB, MIB, format_size
@@ -288,7 +288,7 @@ def _refusal(layouts: Sequence[DatasetLayout], budget: int, smallest: int, batch
     contents = f"windows of rows and {KERAS_BATCHES + _LEAST_AHEAD} batches of {format_size(batch_bytes)}"
     if heaviest.chunks is not None:
         chunk = format_size(_chunk_bytes(heaviest))
-        contents += f", with chunks of {heaviest.chunks[0]:,} rows ({chunk}) in {shown(heaviest.name)}"
+        contents += f", with chunks of {heaviest.chunks[0]:,} rows ({chunk}) in {quote(heaviest.name)}"
     size = f"{-(-smallest // MIB)}MiB" if smallest >= 8 * MIB else f"{-(-smallest // KIB)}KiB"
     return (
         f"memory_budget: {format_size(budget)} is too small for {contents}; the smallest that works is {size!r}. "

@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import Column, Part, make_columns, read_rows
-from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, shown, type_name
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, quote, type_name
 from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
@@ -248,7 +248,7 @@ def describe_plan(plan: StreamPlan) -> str:
         for number in numbers:
             column = plan.columns[number]
             layout = layouts[column.name]
-            lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
+            lines.append(f"  {part.role:<13} {quote(column.name)} {_conversion(column)}, {_storage(layout)}")
     lines.append(f"  order         {_order(plan)}; blocks of {format_count(memory.block_rows, 'row')}")
     uses = [
         f"{format_count(memory.windows, 'window')} of {format_size(memory.window_bytes)}",
@@ -295,5 +295,5 @@ def _conversion(column: Column) -> str:
 def _storage(layout: DatasetLayout) -> str:
     if layout.chunks is None:
         return layout.storage
-    filters = f", {'+'.join(shown(name)[1:-1] for name in layout.filters)}" if layout.filters else ""
+    filters = f", {'+'.join(quote(name)[1:-1] for name in layout.filters)}" if layout.filters else ""
     return f"chunks of {format_count(layout.chunk_rows, 'row')}{filters}"

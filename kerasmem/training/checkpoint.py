@@ -18,7 +18,7 @@ import numpy as np
 from kerasmem.compat.keras_training import steps_skipped
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
 from kerasmem.files import open_archive, open_plain, read_json, replace_file
-from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, quote
 from kerasmem.records import Record
 from kerasmem.training.run_state import GROUPS, ModelState, RunState, as_array, describe, variables
 from kerasmem.training.sources import Source, pass_batches
@@ -111,7 +111,7 @@ class Checkpoint:
             raise
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{shown(self.path)}: the position in the data is not valid ({one_line(str(error), 100)}); {_DELETE}"
+                f"{quote(self.path)}: the position in the data is not valid ({one_line(str(error), 100)}); {_DELETE}"
             ) from error
 
     def check(self, *, steps: int | None, at_once: int) -> None:
@@ -125,7 +125,7 @@ class Checkpoint:
             UsageError: If they have changed; the message names the setting.
         """
         assert self.saved is not None
-        saved, run, path = self.saved, self.saved.run, shown(self.path)
+        saved, run, path = self.saved, self.saved.run, quote(self.path)
         differences = [("x", f"data of the kind {saved.data}", f"data of the kind {self.source.kind}")]
         if saved.data == self.source.kind:
             now = self.source.describe()
@@ -194,10 +194,10 @@ def _open_checkpoint(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndar
             _refuse_absurd(saved.run)
             yield saved, content
     except InputError as error:
-        raise DataError(f"{shown(path)}: {error}; {_DELETE}") from error
+        raise DataError(f"{quote(path)}: {error}; {_DELETE}") from error
     except Exception as error:  # NumPy, zipfile and Python's parser raise many kinds for damaged files
         reason = one_line(str(error), 100)
-        raise DataError(f"{shown(path)}: not a checkpoint of kerasmem, or damaged ({reason}); {_DELETE}") from error
+        raise DataError(f"{quote(path)}: not a checkpoint of kerasmem, or damaged ({reason}); {_DELETE}") from error
 
 
 def _refuse_absurd(run: RunState) -> None:
@@ -220,9 +220,9 @@ def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: l
     change = f"{len(saved)} variables, now {len(here)}"
     for variable, now, before in zip(own, here, saved, strict=False):
         if now != before:
-            change = f"{before[0]} {tuple(before[1])}, now {shown(variable.path)}, {now[0]} {tuple(now[1])}"
+            change = f"{before[0]} {tuple(before[1])}, now {quote(variable.path)}, {now[0]} {tuple(now[1])}"
             break
-    return f"model: the {group} saved in {shown(path)} has {change}; build the same model, or {_DELETE}"
+    return f"model: the {group} saved in {quote(path)} has {change}; build the same model, or {_DELETE}"
 
 
 class SavingCallback(keras.callbacks.Callback):

@@ -14,7 +14,7 @@ from kerasmem.cluster import ALONE, find_worker, own_path, worker_of
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.compat.keras_training import initial_epoch, loss_and_metrics_built, set_initial_epoch
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.streaming.cursor import read_state as read_position
 from kerasmem.streaming.sequence import H5ChunkSequence
@@ -191,7 +191,7 @@ def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
     common = latest_common(points_of_all(strategy, points))
     if common is None:
         raise UsageError(
-            f"{shown(path)}: the workers' files have no common point; give each worker the file that it saved, or "
+            f"{quote(path)}: the workers' files have no common point; give each worker the file that it saved, or "
             "delete all of them to start over"
         )
     return common

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.hdf5.format.urls import identity, is_url, redact
 from kerasmem.hdf5.io.access import ahead_bytes, read_remote
 from kerasmem.hdf5.io.cache import BLOCK, DiskCache
@@ -43,7 +43,7 @@ class TestUrls:
     )
     def test_redact_hides_secrets(self, url):
         assert "SECRET" not in redact(url)
-        assert "SECRET" not in shown(url)
+        assert "SECRET" not in quote(url)
         assert "host" in redact(url) or "@h/b.zip" in redact(url)
 
     def test_identity_ignores_signatures(self):

@@ -12,7 +12,7 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
+from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, quote
 from kerasmem.units import format_count
 
 STORED = "stored"
@@ -136,12 +136,12 @@ def make_columns(
             delivered = STORED if keeps else "float32"
         if delivered == STORED:
             if factor is not None:
-                raise UsageError(f"scale and dtype='stored' contradict each other for {shown(name)}")
+                raise UsageError(f"scale and dtype='stored' contradict each other for {quote(name)}")
             delivered = stored.newbyteorder("=").name
         if part.role == "sample_weight" and layout.row_shape not in ((), (1,)):
             raise DataError(
                 f"sample_weight must have one weight per row, shape ({layout.rows},) or ({layout.rows}, 1); dataset "
-                f"{shown(name)} has shape {layout.shape}"
+                f"{quote(name)} has shape {layout.shape}"
             )
         columns.append(Column(name, layout.row_shape, layout.dtype, delivered, factor, offset))
     return columns
@@ -187,7 +187,7 @@ def _by_name(setting: str, entries: Mapping[str, Any], names: Sequence[str]) -> 
     for name, entry in entries.items():
         plain = plain_name(name) if isinstance(name, str) else name
         if plain != "" and plain not in names:
-            raise UsageError(f"{setting} must be keyed by {', '.join(map(shown, names))}; got {name!r}")
+            raise UsageError(f"{setting} must be keyed by {', '.join(map(quote, names))}; got {name!r}")
         result[plain] = entry
     return result
 

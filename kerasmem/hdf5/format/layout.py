@@ -16,7 +16,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.urls import comparable_path, redact
 
 
-def shown(name: str, limit: int = 120) -> str:
+def quote(name: str, limit: int = 120) -> str:
     """Quote a name for a message: control characters are escaped, secrets in URLs are hidden."""
     text = repr(redact(name))
     return text if len(text) <= limit else f"{text[: limit - 1]}…{text[0]}"
@@ -130,8 +130,8 @@ class DataLayout:
                 ):
                     if one != other:
                         raise DataError(
-                            f"{shown(file.path)}: dataset {shown(dataset.name)} must have the {aspect} {one}, as in "
-                            f"{shown(first.path)}; got {other}. Leave the file out, or write it like the others"
+                            f"{quote(file.path)}: dataset {quote(dataset.name)} must have the {aspect} {one}, as in "
+                            f"{quote(first.path)}; got {other}. Leave the file out, or write it like the others"
                         )
 
     @cached_property
@@ -149,7 +149,7 @@ class DataLayout:
     @property
     def title(self) -> str:
         """Path of the first file, and the number of the others."""
-        first = shown(self.files[0].path)
+        first = quote(self.files[0].path)
         more = len(self.files) - 1
         return first if not more else f"{first} and {more:,} more file{'s' if more > 1 else ''}"
 

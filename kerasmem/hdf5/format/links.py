@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 
 _MOST_LINKS = 16  # soft links followed for one name
 _TRUST = "pass trust_file=True if you trust the file"
@@ -81,10 +81,10 @@ def open_dataset(file: h5py.File, name: str, *, trust_file: bool) -> Any:
     _check_path(file, name)
     item = file[encode_name(name)]
     if isinstance(item, h5py.Dataset):
-        label = f"{shown(file.filename)}: dataset {shown(name)}"
+        label = f"{quote(file.filename)}: dataset {quote(name)}"
         creation = item.id.get_create_plist()
         if creation.get_external_count():
-            other = shown(os.fsdecode(creation.get_external(0)[0]))
+            other = quote(os.fsdecode(creation.get_external(0)[0]))
             raise DataError(f"{label} keeps its data in another file, {other}; {_TRUST}")
         if creation.get_layout() == h5py.h5d.VIRTUAL:
             raise DataError(f"{label} is virtual and may read other files; {_TRUST}")
@@ -110,10 +110,10 @@ def _check_path(file: h5py.File, name: str) -> None:
             continue
         followed += 1
         if followed > _MOST_LINKS:
-            raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
+            raise DataError(f"{quote(file.filename)}: {quote(name)} leads through too many soft links")
         if kind != h5py.h5l.TYPE_SOFT:
-            other = shown(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
-            label = f"{shown(file.filename)}: {shown(name)}"
+            other = quote(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
+            label = f"{quote(file.filename)}: {quote(name)}"
             raise DataError(f"{label} leads through an external link to {other}; {_TRUST}")
         pending = _split(target) + pending
         if target.startswith(b"/"):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from kerasmem import checks, files
 from kerasmem.compat.file_systems import close_connections, no_running_loop
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, quote
 from kerasmem.hdf5.format.urls import identity, redact, scheme_of
 from kerasmem.hdf5.io.cache import DiskCache
 from kerasmem.hdf5.io.objects import HttpObject, OtherObject, RemoteObject, S3Links, S3Object
@@ -153,7 +153,7 @@ class Stores:
             raise MissingExtraError(f"reading {scheme}:// URLs", _EXTRAS.get(scheme, "remote")) from None
         except (ValueError, TypeError, KeyError) as error:
             reason = redact(one_line(str(error)))
-            raise UsageError(f"path: {shown(url)} cannot be opened with these storage_options: {reason}") from None
+            raise UsageError(f"path: {quote(url)} cannot be opened with these storage_options: {reason}") from None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in this thread, even if a loop is running in it (a notebook's)."""

@@ -16,7 +16,7 @@ import zlib
 
 from kerasmem import files
 from kerasmem.errors import UsageError, warn_user
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.units import KIB
 
 BLOCK = 16 * KIB
@@ -75,7 +75,7 @@ class DiskCache:
         except (OSError, UsageError) as error:
             self._broken = True
             reason = error.strerror if isinstance(error, OSError) else error
-            warn_user(f"cache: {shown(self.folder)} cannot be written to ({reason}); fetched data is not cached")
+            warn_user(f"cache: {quote(self.folder)} cannot be written to ({reason}); fetched data is not cached")
 
     def _path(self, key: str) -> str:
         return os.path.join(self.folder, key + _SUFFIX)

@@ -14,7 +14,7 @@ import numpy as np
 from kerasmem import files
 from kerasmem.errors import DataError, warn_user
 from kerasmem.hdf5.format.filters import view_of
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096  # parts of the content that are compared to detect writes
 MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in getattr(os, "sysconf_names", ()) else 16
@@ -109,7 +109,7 @@ class FileHandle(Handle):
             if self._number < 0:
                 self._number = os.open(self.path, files.READ)
         except OSError as error:
-            raise DataError(f"{shown(self.path)}: the file cannot be opened: {error.strerror}") from error
+            raise DataError(f"{quote(self.path)}: the file cannot be opened: {error.strerror}") from error
 
     def _take_sample(self) -> bytes:
         """Return a digest of parts of the content, spread evenly over the scanned size."""
@@ -190,7 +190,7 @@ class FileHandle(Handle):
         if now.st_size > self.length or self._take_sample() != self._sample:
             return "the file was written to while in use; make the sequence again"
         self.status = now
-        warn_user(f"{shown(self.path)}: the modification time changed, the content did not")
+        warn_user(f"{quote(self.path)}: the modification time changed, the content did not")
         return ""
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest, Traffic
 from kerasmem.hdf5.io.handle import Handle
@@ -99,7 +99,7 @@ class RemoteHandle(Handle):
         try:
             self._fetcher.prefetch(requests)
         except PermanentError as error:  # closed by another thread
-            raise DataError(f"{shown(self.path)}: {error}") from None
+            raise DataError(f"{quote(self.path)}: {error}") from None
         return claims
 
     def read(self, view: memoryview, offset: int, claim: Claim | None = None) -> None:
@@ -131,7 +131,7 @@ class RemoteHandle(Handle):
         except PermanentError as error:
             if isinstance(error, ChangedError):
                 self._changed = str(error)
-            raise DataError(f"{shown(self.path)}: {error}") from None
+            raise DataError(f"{quote(self.path)}: {error}") from None
 
 
 def join_extents(

@@ -21,7 +21,7 @@ import h5py
 
 from kerasmem.compat.file_systems import call_file_system
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import quote
 from kerasmem.hdf5.format.urls import identity, is_url, redact, scheme_of
 from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess, Stores
 from kerasmem.hdf5.io.fetcher import ObjectReader, Traffic
@@ -133,7 +133,7 @@ class RemoteFile(io.RawIOBase):
         try:
             return self._stores.run(work(self._stores.object_at(self._url)))
         except PermanentError as error:
-            raise DataError(f"{shown(self._url)}: {error}") from None
+            raise DataError(f"{quote(self._url)}: {error}") from None
 
 
 class RemoteHdf5(h5py.File):
@@ -156,7 +156,7 @@ def open_remote(
     remote = RemoteFile(url, access, known, traffic)
     try:
         if not remote.known.size:
-            raise DataError(f"{shown(url)}: the file is empty (0 bytes)")
+            raise DataError(f"{quote(url)}: the file is empty (0 bytes)")
         file = RemoteHdf5(remote, "r", **options)
     except BaseException:
         remote.close()
@@ -180,7 +180,7 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     """
     names = _call_store(access, url, "the files that match this pattern cannot be listed", "glob")
     if not names:
-        raise DataError(f"{shown(url)}: no file matches this pattern; you can also pass a list of URLs")
+        raise DataError(f"{quote(url)}: no file matches this pattern; you can also pass a list of URLs")
     scheme = url.split("://", 1)[0]
     return [name if is_url(name) else f"{scheme}://{name}" for name in names]
 
@@ -188,7 +188,7 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
 def refuse_web(url: str) -> None:
     """Refuse an output on a web server."""
     if scheme_of(url) in ("http", "https"):
-        raise UsageError(f"output: must be in a bucket or a folder; got {shown(url)} on a web server")
+        raise UsageError(f"output: must be in a bucket or a folder; got {quote(url)} on a web server")
 
 
 def put_file(path: str, url: str, access: RemoteAccess) -> None:
@@ -208,7 +208,7 @@ def _call_store(access: RemoteAccess, url: str, problem: str, method: str, *argu
         try:
             return stores.run(retry(lambda: call_file_system(system, method, *arguments, path)))
         except PermanentError as error:
-            raise DataError(f"{shown(url)}: {problem}: {error}") from None
+            raise DataError(f"{quote(url)}: {problem}: {error}") from None
 
 
 def request_infos(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectInfo]:
@@ -224,7 +224,7 @@ def request_infos(urls: Sequence[str], access: RemoteAccess) -> dict[str, Object
             try:
                 return await stores.object_at(url).info()
             except PermanentError as error:
-                raise DataError(f"{shown(url)}: {error}") from None
+                raise DataError(f"{quote(url)}: {error}") from None
 
     async def request_all(stores: Stores) -> list[ObjectInfo]:
         return await asyncio.gather(*(request(stores, url) for url in urls))

@@ -15,7 +15,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.filters import DecodeError
-from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, quote
 from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
@@ -91,7 +91,7 @@ class OpenFile:
         """
         with self._lock:  # another thread may be checking the file
             if self._change:
-                raise DataError(f"{shown(self.layout.path)}: {self._change}")
+                raise DataError(f"{quote(self.layout.path)}: {self._change}")
             return self._sources[name]
 
     def open(self) -> None:
@@ -119,7 +119,7 @@ class OpenFile:
                 return
             self._change = self._change or handle.changed()
             if self._change:
-                raise DataError(f"{shown(self.layout.path)}: {self._change}")
+                raise DataError(f"{quote(self.layout.path)}: {self._change}")
 
     def suspend(self) -> None:
         """Close the file but keep its sources. No job may be reading from it."""
@@ -140,7 +140,7 @@ class OpenFile:
             now = (handle.length, handle.status.st_mtime_ns) if isinstance(handle, FileHandle) else None
             if self.layout.time and now != (self.layout.size, self.layout.time):
                 raise DataError(
-                    f"{shown(self.layout.path)}: the file was changed after its index was made; "
+                    f"{quote(self.layout.path)}: the file was changed after its index was made; "
                     "make the index again with `kerasmem data index`"
                 )
             file = self._hdf5()
@@ -183,7 +183,7 @@ class OpenFile:
                 shape, dtype, same = dataset.shape, np.dtype("V"), False
             if not same:
                 raise DataError(
-                    f"{shown(self.layout.path)}: dataset {shown(layout.name)} has changed since the sequence "
+                    f"{quote(self.layout.path)}: dataset {quote(layout.name)} has changed since the sequence "
                     f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
                     "make the sequence again"
                 )
@@ -204,7 +204,7 @@ class OpenFile:
         first = self.first
         whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"
         return DataError(
-            f"{shown(self.layout.path)}: rows {start:,} to {stop:,} of dataset {shown(name)}{whole} "
+            f"{quote(self.layout.path)}: rows {start:,} to {stop:,} of dataset {quote(name)}{whole} "
             f"cannot be read: {reason}. {changed or _DAMAGE}"
         )
 

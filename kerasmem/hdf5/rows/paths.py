@@ -21,7 +21,7 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import read_json, replace_file
-from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, quote
 from kerasmem.hdf5.format.urls import is_url, scheme_of
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.hdf5.io.remote_file import RemoteFile, expand, is_pattern
@@ -78,7 +78,7 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
             raise UsageError("path: the list of files is empty")
         if len(set(paths)) < len(paths):
             repeated = next(location for location in paths if paths.count(location) > 1)
-            raise UsageError(f"path: {shown(repeated)} is named more than once; its rows would be read repeatedly")
+            raise UsageError(f"path: {quote(repeated)} is named more than once; its rows would be read repeatedly")
         return tuple(paths)
     location = read_location(path)
     if is_url(location):
@@ -89,7 +89,7 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
         matches = [name for name in glob.glob(location, recursive=True) if os.path.isfile(name)]
         if not matches:
             raise DataError(
-                f"{shown(location)}: no file matches this pattern; pass a path, a list of paths, or a pattern "
+                f"{quote(location)}: no file matches this pattern; pass a path, a list of paths, or a pattern "
                 "such as 'data/*.h5' ('**' matches folders within folders)"
             )
         return tuple(sorted(matches, key=natural_order))
@@ -170,7 +170,7 @@ class DataIndex(Sequence[str]):
             raise
         except Exception as error:  # NumPy and the JSON parser raise various errors for damaged files
             raise DataError(
-                f"{shown(path)}: this is not an index of data files, or it is damaged ({one_line(str(error), 100)}); "
+                f"{quote(path)}: this is not an index of data files, or it is damaged ({one_line(str(error), 100)}); "
                 "make it with `kerasmem data index`"
             ) from error
 
@@ -190,8 +190,8 @@ class DataIndex(Sequence[str]):
         for name in names:
             if name not in known:
                 raise DataError(
-                    f"{shown(self.path)}: the index has no dataset {shown(name)}; it has "
-                    f"{', '.join(map(shown, known[:12]))}"
+                    f"{quote(self.path)}: the index has no dataset {quote(name)}; it has "
+                    f"{', '.join(map(quote, known[:12]))}"
                 )
         numbers = [known.index(name) for name in names]
         layouts = [tuple(datasets[at] for at in numbers) for datasets in self._content.layouts]
@@ -208,7 +208,7 @@ class DataIndex(Sequence[str]):
         url = name if is_url(name) else f"{scheme}:{urljoin('//' + rest, name)}"
         if (scheme_of(url), urlsplit(url).netloc) != (scheme_of(self.path), urlsplit(self.path).netloc):
             raise DataError(
-                f"{shown(self.path)}: the index must name files on the same server or bucket; got {shown(url)}. "
+                f"{quote(self.path)}: the index must name files on the same server or bucket; got {quote(url)}. "
                 "If you trust the index, download it"
             )
         return url

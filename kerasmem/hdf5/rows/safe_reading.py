@@ -21,7 +21,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.chunks import read_index
 from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch, register_filters
-from kerasmem.hdf5.format.layout import DatasetLayout, shown
+from kerasmem.hdf5.format.layout import DatasetLayout, quote
 from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES
@@ -151,7 +151,7 @@ def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
     """Refuse filtered data and data with wrong sizes, because HDF5 checks neither."""
-    label = f"{shown(file.filename)}: dataset {shown(name)}"
+    label = f"{quote(file.filename)}: dataset {quote(name)}"
     creation = dataset.id.get_create_plist()
     if creation.get_nfilters():
         raise DataError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, KerasmemError, warn_user
 from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
-from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, quote
 from kerasmem.hdf5.format.links import DAMAGED, open_dataset, points_of, shape_of, walk_objects
 from kerasmem.hdf5.format.urls import is_url, redact
 from kerasmem.hdf5.io.access import RemoteAccess
@@ -39,11 +39,11 @@ _VISITED = 2000  # objects visited for a message; a hostile file may hold millio
 def refuse_no_file(path: str) -> None:
     """Refuse a path if it is not a file, or the file is empty."""
     if not os.path.exists(path):
-        raise DataError(f"{shown(path)}: the file does not exist; check the path")
+        raise DataError(f"{quote(path)}: the file does not exist; check the path")
     if not os.path.isfile(path):
-        raise DataError(f"{shown(path)}: this is not a file; pass the path of an HDF5 file")
+        raise DataError(f"{quote(path)}: this is not a file; pass the path of an HDF5 file")
     if os.path.getsize(path) == 0:  # also endless files of the kernel
-        raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
+        raise DataError(f"{quote(path)}: the file is empty (0 bytes)")
 
 
 def open_file(
@@ -73,7 +73,7 @@ def open_file(
     except KerasmemError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{shown(path)}: {_explain_failure(redact(one_line(str(error))))}") from error
+        raise DataError(f"{quote(path)}: {_explain_failure(redact(one_line(str(error))))}") from error
 
 
 def _explain_failure(reason: str) -> str:
@@ -133,7 +133,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
             size, tag = file.remote.known.size, file.remote.known.tag
             if tag is None:
                 note = "its store reports no version, so a file replaced by another of the same size is not detected"
-                warn_user(f"{shown(path)}: {note}")
+                warn_user(f"{quote(path)}: {note}")
         else:
             size = os.path.getsize(path)
         datasets = [scan_dataset(file, path, name, access) for name in names]
@@ -141,12 +141,12 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         close_file(file)
     lengths = {layout.rows for layout in datasets}
     if len(lengths) > 1:
-        listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
+        listed = ", ".join(f"{quote(layout.name)} has {layout.rows:,}" for layout in datasets)
         if len({layout.shape[-1] for layout in datasets}) == 1:
             listed += "; their last axes agree, and `kerasmem data convert --rows-axis last` makes them rows"
         elif any(layout.shape == (1, max(lengths)) for layout in datasets):
             listed += "; MATLAB stores a column as one row, and `kerasmem data convert` makes it rows"
-        raise DataError(f"{shown(path)}: the datasets differ in their number of rows (axis 0): {listed}")
+        raise DataError(f"{quote(path)}: the datasets differ in their number of rows (axis 0): {listed}")
     return FileLayout(path, size, tuple(datasets), tag)
 
 
@@ -162,17 +162,17 @@ def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5p
     Raises:
         DataError: If the name is missing, a group or a type, or leads to another file.
     """
-    label = shown(file.filename)
+    label = quote(file.filename)
     try:
         item = open_dataset(file, name, trust_file=trust_file and not isinstance(file, RemoteHdf5))
     except DataError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{label} has no dataset {shown(name)}. {_list_datasets(file)}") from error
+        raise DataError(f"{label} has no dataset {quote(name)}. {_list_datasets(file)}") from error
     if isinstance(item, h5py.Group) and all(part in item for part in ("data", "indices", "indptr")):
-        raise DataError(f"{label}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
+        raise DataError(f"{label}: {quote(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
     if not isinstance(item, h5py.Dataset):
-        raise DataError(f"{label}: {shown(name)} is a group or a type, not a dataset. {_list_datasets(file)}")
+        raise DataError(f"{label}: {quote(name)} is a group or a type, not a dataset. {_list_datasets(file)}")
     return item
 
 
@@ -199,14 +199,14 @@ def scan_dataset(file: h5py.File, path: str, name: str, access: Access) -> Datas
         raise
     except DAMAGED as error:
         raise DataError(
-            f"{shown(path)}: the metadata of dataset {shown(name)} cannot be read: {one_line(str(error))}; "
+            f"{quote(path)}: the metadata of dataset {quote(name)} cannot be read: {one_line(str(error))}; "
             "the file is damaged: copy or write it again"
         ) from error
 
 
 def _scan_undamaged(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
     dataset = find_dataset(file, name, trust_file=access.trust_file)
-    label = f"{shown(path)}: dataset {shown(name)}"
+    label = f"{quote(path)}: dataset {quote(name)}"
     if not dataset.shape or 0 in dataset.shape:
         raise DataError(f"{label} is empty or a single value (shape {dataset.shape}); data needs rows along axis 0")
     if dataset.is_scale:
@@ -244,7 +244,7 @@ def _refuse_filters(label: str, creation: Any, access: Access) -> None:
         if is_undone_here(code):
             continue
         install = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
-        problem = f"{label} is stored with the filter {shown(_filter_name(creation, index))} (HDF5 filter {code})"
+        problem = f"{label} is stored with the filter {quote(_filter_name(creation, index))} (HDF5 filter {code})"
         fix = f"{install}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py on a machine that can read it"
         if not h5py.h5z.filter_avail(code) and not (register_filters() and h5py.h5z.filter_avail(code)):
             raise DataError(f"{problem}, which is not installed: {fix}")
@@ -278,7 +278,7 @@ def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
     folder = os.path.dirname(os.path.realpath(file.filename))
     for path in dict.fromkeys(source.file_name for source in sources):
         if path != "." and "%" not in path and not os.path.exists(os.path.join(folder, path)):
-            return f"its source {shown(path)} is missing"
+            return f"its source {quote(path)} is missing"
     total = prod(dataset.shape)
     if all(0 <= count <= total for count in covered) and sum(covered) < total:
         return f"its sources cover {sum(covered):,} of its {total:,} values"
@@ -299,7 +299,7 @@ def _refuse_dtype(label: str, dtype: np.dtype[Any]) -> None:
     if dtype.kind == "O":
         raise DataError(f"{label} holds objects or references, not numbers")
     if dtype.names is not None:
-        fields = ", ".join(shown(field) for field in dtype.names[:_LISTED])
+        fields = ", ".join(quote(field) for field in dtype.names[:_LISTED])
         raise DataError(
             f"{label} is a table with the columns {fields}; "
             "`kerasmem data convert --columns NAME=TABLE/COLUMN` writes them as datasets"
@@ -316,6 +316,6 @@ def _list_datasets(file: h5py.File) -> str:
         return "Its list of datasets cannot be read"
     if not shapes:
         return "It holds no datasets at all"
-    listed = "; ".join(f"{shown(path)} {shape}" for path, shape in list(shapes.items())[:_LISTED])
+    listed = "; ".join(f"{quote(path)} {shape}" for path, shape in list(shapes.items())[:_LISTED])
     more = f"; and {len(shapes) - _LISTED} more" if len(shapes) > _LISTED else ""
     return f"It holds: {listed}{more}"
