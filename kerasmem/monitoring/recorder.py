@@ -221,6 +221,7 @@ class Recorder:
             return
         self._sampler.start()  # it ends after a long time without hooks
         self._add_phases(self._sampler)
+        self._write_batches()
         self.epoch = epoch
         self.begin_part("train", "between")
         self._reader.peaks()

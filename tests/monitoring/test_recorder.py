@@ -81,6 +81,21 @@ def test_an_epoch_of_three_batches(ledger):
     assert rec.notes == ("a note",)
 
 
+def test_an_evaluation_between_epochs_belongs_to_neither(ledger):
+    rec = recorder()
+    rec.begin_run()
+    rec._write_at = math.inf
+    rec.begin_epoch(0)
+    rec.end_epoch()
+    rec.begin_part("test", "validation")
+    rec.begin_batch("test", 0)
+    ledger.spike(900)
+    rec.end_batch("test", "validation", 0)
+    rec.begin_epoch(1)
+    logs, _ = rec.end_epoch()
+    assert logs["memory_peak_bytes"] == 0
+
+
 def test_two_recorders_at_once_have_every_peak_each(ledger):
     ledger.spike(10_000)
     first, second = recorder(), recorder()
