@@ -19,9 +19,9 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import numpy as np
 
@@ -107,7 +107,8 @@ class LogFile:
             if is_empty and self.format == "csv":
                 self._write(_HEADER + "\n")
         except OSError as error:
-            raise self._refusal(error) from error
+            self.close()
+            raise UsageError(f"filename: {str(self.path)!r} cannot be written: {error.strerror or error}") from error
         except UsageError:
             self.close()
             raise
@@ -131,10 +132,6 @@ class LogFile:
 
     def __del__(self) -> None:
         self.close()
-
-    def _refusal(self, error: OSError) -> UsageError:
-        self.close()
-        return UsageError(f"filename: {str(self.path)!r} cannot be written: {error.strerror or error}")
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -201,23 +198,23 @@ def read_tables(path: str | os.PathLike[str], notes: dict[str, None], phases: li
     name = os.fspath(path)
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            is_json = file.read(1) == "{"
-            file.seek(0)
-            samples = _samples(_json_lines(file) if is_json else _csv_lines(file, name), name, is_json, notes, phases)
+            samples = _samples(file, name, notes, phases)
             while len(table := pack(itertools.islice(samples, TABLE_ROWS))):
                 yield table
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
-def _samples(
-    lines: Iterator[tuple[int, Any]], name: str, is_json: bool, notes: dict[str, None], phases: list[PhasePeaks]
-) -> Iterator[Sample]:
-    """Yield the samples of lines, and keep the notes and phases in them."""
+def _samples(file: TextIO, name: str, notes: dict[str, None], phases: list[PhasePeaks]) -> Iterator[Sample]:
+    """Yield the samples of a log, and keep the notes and phases in it."""
+    is_json = file.read(1) == "{"
+    file.seek(0)
+    parse = files.read_json if is_json else _csv_parser(file.readline(), name)
     damaged: list[int] = []  # the first few
     damaged_count = valid_count = 0
-    for number, data in lines:
+    for number, line in enumerate(file, start=1 if is_json else 2):
         try:
+            data = parse(line)
             sample = _take(data, notes, phases)
         except (InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             damaged_count += 1
@@ -249,43 +246,33 @@ def _take(data: Any, notes: dict[str, None], phases: list[PhasePeaks]) -> Sample
     return None
 
 
-def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each line and its object, or None if it is damaged."""
-    for number, line in enumerate(file, start=1):
-        data = None
-        with contextlib.suppress(ValueError):
-            data = files.read_json(line)
-        yield number, data
+def _csv_parser(header: str, name: str) -> Callable[[str], dict[str, Any]]:
+    """Return a function that parses a line of a CSV file into the object of a JSON line.
 
-
-def _csv_lines(file: Iterable[str], name: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each line and its cells as an object of JSON lines, or None if it is damaged.
-
-    A line without a line end is damaged, as the last digits of its last number may be missing.
+    It raises ValueError if the line is damaged. A line without a line end is, as the last digits of its last number may
+    be missing.
 
     Raises:
-        InputError: If the first line does not name the columns of a log.
+        InputError: If the header does not name the columns of a log.
     """
-    columns: list[str] = []
-    for number, line in enumerate(file, start=1):
-        cells = None
-        with contextlib.suppress(csv.Error):  # NUL bytes (before Python 3.11) and endless cells
-            cells = _cells(line)
-        if number == 1:
-            columns = cells or []
-            missing = [column for column in ("run", "time", "phase") if column not in columns]
-            if missing:
-                raise InputError(f"{name}: not a kerasmem log: its first line has no {', '.join(missing)}")
-        elif cells is None or len(cells) != len(columns) or not line.endswith("\n"):
-            yield number, None
-        else:
-            yield number, {**dict(zip(columns, cells, strict=True)), "kind": "sample"}
-    if not columns:
-        raise InputError(f"{name}: not a kerasmem log: it is empty")
+    columns = _cells(header)
+    missing = [column for column in ("run", "time", "phase") if column not in columns]
+    if missing:
+        raise InputError(f"{name}: not a kerasmem log: its first line has no {', '.join(missing)}")
+
+    def parse(line: str) -> dict[str, Any]:
+        if not line.endswith("\n"):
+            raise ValueError("it has no line end")
+        return {**dict(zip(columns, _cells(line), strict=True)), "kind": "sample"}
+
+    return parse
 
 
 def _cells(line: str) -> list[Any]:
-    return [cell or None for cell in next(csv.reader([line.rstrip("\r\n")]), [])]
+    try:
+        return [cell or None for cell in next(csv.reader([line.rstrip("\r\n")]), [])]
+    except csv.Error:  # NUL bytes (before Python 3.11) and endless cells
+        return []
 
 
 def _csv_row(sample: Sample) -> str:
