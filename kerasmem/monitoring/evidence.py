@@ -69,8 +69,8 @@ class Census:
     """
 
     iteration: int
-    known: dict[str, int]
-    tracings: dict[str, int]
+    known: Counter[str]
+    tracings: Counter[str]
     kept_bytes: int | None = None
     containers: dict[int, Container] = field(default_factory=dict)
 
@@ -121,8 +121,8 @@ def take_census(iteration: int) -> Census:
             tracings[function.python_function.__name__] += function.experimental_get_tracing_count()
         except AttributeError:  # another class of that name
             continue
-    known = {label: len(_of_kind(objects, module, name)) for label, (module, name, _) in _KNOWN.items()}
-    return Census(iteration, known, dict(tracings), kept_bytes(), _containers(objects))
+    known = Counter({label: len(_of_kind(objects, module, name)) for label, (module, name, _) in _KNOWN.items()})
+    return Census(iteration, known, tracings, kept_bytes(), _containers(objects))
 
 
 def _containers(objects: Iterable[Any]) -> dict[int, Container]:
@@ -159,8 +159,6 @@ def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
         slope: growth of the memory, in bytes per iteration.
     """
     iterations = max(1, after.iteration - before.iteration)
-    known = {name: count - before.known.get(name, 0) for name, count in after.known.items()}
-    tracings = {name: count - before.tracings.get(name, 0) for name, count in after.tracings.items()}
     containers = []
     for identity, container in after.containers.items():
         earlier = before.containers.get(identity, Container(container.kind, 0, 0, 0))
@@ -169,9 +167,9 @@ def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
             containers.append(replace(container, bytes_per_iteration=rate))
     return Evidence(
         iterations=iterations,
-        known={name: count for name, count in known.items() if count >= iterations / 2},
+        known={name: count for name, count in (after.known - before.known).items() if count >= iterations / 2},
         containers=tuple(sorted(containers, key=lambda container: -container.bytes_per_iteration)[:_MOST]),
-        tracings={name: count for name, count in tracings.items() if count >= iterations / 2},
+        tracings={name: count for name, count in (after.tracings - before.tracings).items() if count >= iterations / 2},
         kept_bytes=max(0, (after.kept_bytes or 0) - (before.kept_bytes or 0)),
     )
 

@@ -26,6 +26,11 @@ _LEAST_OF_HOST, _LEAST = 16384, 4096
 # frees a model grew by 60 to 78 KiB per model, and its first steps differed by about 50 KiB.
 _HOLES = 512 * 1024
 _NOISES = 20  # times the noise of the first steps, which a rise must exceed too
+_LEAST_VALUES = 12  # after the warm-up, for a verdict
+_WARM_UP = 0.25  # of the values, and two more
+_QUANTILE = 3.29  # of the normal distribution: 99.9 %, both sides together
+_GOES_ON = 0.5  # of the slope over all values, which each third must reach
+_MOST_VALUES = 400  # that pairs are formed of
 
 
 @dataclass(frozen=True)
@@ -174,19 +179,12 @@ def without_witness(growth: Growth, noise: float = 0.0) -> Growth:
     least = max(_HOLES, _NOISES * noise)
     if growth.verdict != "leak" or growth.rise_bytes >= least or not growth.slope:
         return growth
-    needed = iterations_to_rise(least, growth.slope)
+    needed = _iterations(math.ceil(least / growth.slope) + 1)
     reason = (
         f"host memory rose by only {format_size(growth.rise_bytes)}, and no arrays or graphs grow in step; "
         f"run {max(needed, growth.values + 1)} iterations"
     )
     return replace(growth, verdict="undecided", reason=reason)
-
-
-LEAST = 12  # values after the warm-up that a verdict needs
-_WARM_UP = 0.25  # of the values, and two more
-_QUANTILE = 3.29  # of the normal distribution: 99.9 %, both sides together
-_GOES_ON = 0.5  # of the slope over all values, which each third must reach
-_MOST = 400  # values that pairs are formed of
 
 
 @dataclass(frozen=True)
@@ -228,41 +226,29 @@ def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
     """
     warm_up = _warm_up(len(series))
     values = [float(value) for value in series[warm_up:]]
-    count = len(values)
-    if count < LEAST:
-        needed = _iterations(LEAST)
-        reason = f"{len(series)} iterations are too few; run {needed}"
+    if len(values) < _LEAST_VALUES:
+        reason = f"{len(series)} iterations are too few; run {_iterations(_LEAST_VALUES)}"
         return Growth("undecided", None, None, None, len(series), min(warm_up, len(series)), 0, reason)
     slope, low, high = theil_sen(values)
+    rise = slope * (len(values) - 1)
+    objection = "it does not grow significantly" if low <= 0 or slope < least_slope else _objection(values, slope)
+    verdict: Literal["leak", "settled"] = "settled" if objection else "leak"
+    return Growth(verdict, slope, low, high, len(series), warm_up, round(rise), objection or "it keeps growing")
 
-    def result(verdict: Literal["leak", "settled"], reason: str) -> Growth:
-        return Growth(verdict, slope, low, high, len(series), warm_up, round(slope * (count - 1)), reason)
 
-    if low <= 0 or slope < least_slope:
-        return result("settled", "it does not grow significantly")
+def _objection(values: list[float], slope: float) -> str | None:
+    """Return the reason why values that have grown do not keep growing, or None if they do."""
+    count = len(values)
     edges = [number * count // 3 for number in range(4)]
     even = _without_jumps(values)
-    thirds = [even[start : min(end + 1, count)] for start, end in zip(edges, edges[1:])]  # noqa: B905, RUF007
-    if min(theil_sen(third)[0] for third in thirds) < _GOES_ON * slope:
-        return result("settled", "it does not keep growing: it levels off, or rose in a step")
+    if min(theil_sen(even[start : end + 1])[0] for start, end in itertools.pairwise(edges)) < _GOES_ON * slope:
+        return "it does not keep growing: it levels off, or rose in a step"
     maxima = [n for n in range(1, count) if values[n] > max(values[:n])]
     if len(maxima) < count / 3 or sum(n >= edges[2] for n in maxima) < (count - edges[2]) / 4:
-        return result("settled", "it fluctuates, and rarely reaches a new maximum")
+        return "it fluctuates, and rarely reaches a new maximum"
     middle = statistics.median(value - slope * n for n, value in enumerate(values))
     noise = statistics.median(abs(value - slope * n - middle) for n, value in enumerate(values))
-    if slope * (count - 1) < 5 * 1.4826 * noise:
-        return result("settled", "it grows by no more than it fluctuates")
-    return result("leak", "it keeps growing")
-
-
-def iterations_to_rise(size: float, slope: float) -> int:
-    """Return the number of iterations, with the warm-up, for a rise by `size` bytes at `slope` bytes each.
-
-    Examples:
-        >>> iterations_to_rise(120_000, 10_000)
-        20
-    """
-    return _iterations(math.ceil(size / slope) + 1)
+    return "it grows by no more than it fluctuates" if slope * (count - 1) < 5 * 1.4826 * noise else None
 
 
 def _warm_up(count: int) -> int:
@@ -276,7 +262,7 @@ def _iterations(judged: int) -> int:
 
 def _without_jumps(values: list[float]) -> list[float]:
     """Replace the two largest rises by the median one."""
-    rises = [after - before for before, after in zip(values, values[1:])]  # noqa: B905, RUF007
+    rises = [after - before for before, after in itertools.pairwise(values)]
     usual = statistics.median(rises)
     for number in sorted(range(len(rises)), key=rises.__getitem__)[-2:]:
         rises[number] = usual
@@ -291,7 +277,7 @@ def theil_sen(values: Sequence[float]) -> tuple[float, float, float]:
         2.0
     """
     count = len(values)
-    stride = max(1, math.ceil(count / _MOST))
+    stride = max(1, math.ceil(count / _MOST_VALUES))
     chosen = range(0, count, stride)
     slopes = sorted((values[j] - values[i]) / (j - i) for i in chosen for j in chosen if j > i)
     n = len(chosen)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -150,9 +151,9 @@ def test_the_slope_ignores_outliers():
 
 def test_growth_in_step_is_evidence_and_the_rest_is_not():
     held = {1: Container("list", 8, 8, 8000), 2: Container("dict", 9, 9, 10**6)}
-    before = Census(8, {"live graphs": 5, "variables": 9}, {"step": 1, "f": 2}, None, held)
+    before = Census(8, Counter({"live graphs": 5, "variables": 9}), Counter(step=1, f=2), None, held)
     grown = {1: Container("list", 24, 24, 24_000), 2: held[2], 3: Container("list", 16, 16, 160)}
-    after = Census(24, {"live graphs": 21, "variables": 12}, {"step": 1, "f": 18}, None, grown)
+    after = Census(24, Counter({"live graphs": 21, "variables": 12}), Counter(step=1, f=18), None, grown)
     found = compare(before, after, slope=1000.0)
     assert (found.known, found.tracings) == ({"live graphs": 16}, {"f": 16})
     assert found.explain()[0] == "a list holds 24 arrays, 23.4 KiB, 1000 B more per iteration"
@@ -161,7 +162,7 @@ def test_growth_in_step_is_evidence_and_the_rest_is_not():
 
 
 def test_deleted_models_that_are_kept_are_named_with_their_bytes():
-    before, after = (Census(count, {}, {}, 1000 * count) for count in (8, 24))
+    before, after = (Census(count, Counter(), Counter(), 1000 * count) for count in (8, 24))
     found = compare(before, after)
     assert found.kept_bytes == 16000
     assert found.explain()[0].startswith("15.6 KiB of it are weights and optimizers of deleted models")
