@@ -157,11 +157,11 @@ def _call_held(reference: Callable[[], Any], *arguments: Any) -> Any:
     return reference()(*arguments)
 
 
-def _list_instances(*wanted: type) -> tuple[list[Any], ...]:
+def _list_instances(*classes: type) -> tuple[list[Any], ...]:
     """List the living instances of each class, except those hidden by `gc.freeze`."""
-    is_wanted: Any = functools.cache(lambda kind: issubclass(kind, wanted))
-    objects = [one for one in living_objects() if is_wanted(type(one))]
-    return tuple([one for one in objects if isinstance(one, kind)] for kind in wanted)
+    is_instance: Any = functools.cache(lambda kind: issubclass(kind, classes))
+    objects = [instance for instance in living_objects() if is_instance(type(instance))]
+    return tuple([instance for instance in objects if isinstance(instance, kind)] for kind in classes)
 
 
 def _gradients_in(graph: Any) -> Iterator[str]:

@@ -224,20 +224,22 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
             choice.refuse_empty(quote(contents.path))
         contents.refuse_unusable()
     largest = max(usable, key=lambda entry: (prod(entry.shape or ()), entry.name))
-    chosen = [entry for entry in usable if entry.rows == largest.rows]
+    selection = [entry for entry in usable if entry.rows == largest.rows]
     if options.rows_axis == "first" and (problem := contents.rows_on_last_axis(stored)):
         raise DataError(f"{quote(contents.path)}: {problem}")
-    used = {part for entry in chosen for part in entry.parts} | {f"{entry.name}_{CLASS_NAMES}" for entry in chosen}
-    used |= {f"{entry.name.removesuffix('codes')}categories" for entry in chosen if entry.kind == "codes"}
+    used = {part for entry in selection for part in entry.parts} | {
+        f"{entry.name}_{CLASS_NAMES}" for entry in selection
+    }
+    used |= {f"{entry.name.removesuffix('codes')}categories" for entry in selection if entry.kind == "codes"}
     reasons: dict[str, list[str]] = {}
     for entry in read:
-        if entry not in chosen and entry.name not in used:
+        if entry not in selection and entry.name not in used:
             rows = f"it has {format_count(entry.rows, 'row')}, and the others have {largest.rows:,}"
             reasons.setdefault(rows if entry in usable else entry.problem, []).append(quote(entry.name))
     for reason, names in reasons.items():
         more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
         notes.append(f"left out: {', '.join(names[:_MOST_SHOWN])}{more} ({reason})")
-    return chosen, notes
+    return selection, notes
 
 
 def _rows_first(entry: Entry, rows_axis: str) -> Entry:

@@ -237,13 +237,13 @@ def find_card(name: str) -> Card:
         >>> find_card("NVIDIA A100-SXM4-80GB").key
         'a100-80'
     """
-    wanted = _normal(name)
-    card = _by_name().get(wanted)
+    normalized = _normal(name)
+    card = _by_name().get(normalized)
     if card is not None:
         return card
-    if wanted in families():
+    if normalized in families():
         several = ", ".join(
-            f"{one.key} ({format_size(one.memory_bytes)})" for one in all_cards() if one.key in families()[wanted]
+            f"{one.key} ({format_size(one.memory_bytes)})" for one in all_cards() if one.key in families()[normalized]
         )
         raise UsageError(f"device must be one of {several}, {_OTHER_DEVICES}; got {name!r}")
     names = [known for card in all_cards() for known in (card.key, *card.aliases)]

@@ -162,20 +162,20 @@ def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -
     first_instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid}
     cards = sorted((device for device in devices if device.parent_uuid is None), key=_bus)
     cards = [first_instances.get(card.uuid or "", card) for card in cards]
-    wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+    setting = environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
         return cards
     visible: list[NvmlDevice] = []
-    for entry in map(str.strip, wanted.split(",")):
+    for entry in map(str.strip, setting.split(",")):
         if entry.isdecimal():
-            named = cards[int(entry) :][:1]
+            matches = cards[int(entry) :][:1]
         elif entry.startswith(("GPU-", "MIG-")):  # a unique prefix is sufficient
-            named = [device for device in devices if (device.uuid or "").startswith(entry)]
+            matches = [device for device in devices if (device.uuid or "").startswith(entry)]
         else:
-            named = []
-        if len(named) != 1:  # CUDA ignores the entries after an invalid one
+            matches = []
+        if len(matches) != 1:  # CUDA ignores the entries after an invalid one
             break
-        visible += named
+        visible += matches
     return visible
 
 
@@ -194,8 +194,8 @@ def match_card(
     device = visible[ordinal] if ordinal < len(visible) else None
     if card is None or (device is not None and _has_name(device, card)):
         return device
-    named = [device for device in devices if _has_name(device, card)]
-    return named[0] if len(named) == 1 else None
+    matches = [device for device in devices if _has_name(device, card)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _bus(device: NvmlDevice) -> tuple[bool, str, int]:

@@ -116,8 +116,8 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
 
 
 def _marks_of(plane: Any, prefix: str) -> Iterator[Mark]:
-    wanted = {key: item.name for key, item in plane.event_metadata.items() if item.name.startswith(prefix)}
+    mark_names = {key: item.name for key, item in plane.event_metadata.items() if item.name.startswith(prefix)}
     for line in plane.lines:
         for event in line.events:
-            if event.metadata_id in wanted:
-                yield Mark(line.timestamp_ns * 1000 + event.offset_ps, wanted[event.metadata_id])
+            if event.metadata_id in mark_names:
+                yield Mark(line.timestamp_ns * 1000 + event.offset_ps, mark_names[event.metadata_id])

@@ -169,7 +169,7 @@ def tensorflow_allocator(device: str) -> Allocator:
     Examples:
         >>> import tensorflow as tf
         >>> allocator = tensorflow_allocator("CPU:0")
-        >>> kept = tf.zeros([1024, 1024])
+        >>> tensor = tf.zeros([1024, 1024])
         >>> allocator.read().in_use_bytes >= 4 * 1024 * 1024
         True
     """

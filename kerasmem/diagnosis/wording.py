@@ -102,9 +102,9 @@ def suggestions(
     values["scope"], values["number"] = model or (None, None)
     texts = read_data("texts")
     names = (name for rule in texts["rules"] if _applies(rule["when"], case) for name in rule["suggest"])
-    chosen = (texts["suggestions"][name] for name in list(dict.fromkeys(names))[:MOST])
+    suggestions = (texts["suggestions"][name] for name in list(dict.fromkeys(names))[:MOST])
     return tuple(
-        Suggestion(**{part: _fill_in(text, values) for part, text in suggestion.items()}) for suggestion in chosen
+        Suggestion(**{part: _fill_in(text, values) for part, text in suggestion.items()}) for suggestion in suggestions
     )
 
 
@@ -153,14 +153,14 @@ def _fill_in(text: str, values: Mapping[str, Any]) -> str:
 
 def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int | None:
     """Return the batch size in the traceback, or else the first dimension of a tensor with a batch."""
-    sizes, given = failure.facts.get("tensor_shape"), failure.facts.get("given_batch")
+    sizes, batch_size = failure.facts.get("tensor_shape"), failure.facts.get("given_batch")
     if failure.family != "tensorflow" or not sizes or len(sizes) < 2 or phase == "optimizer":
         return None
     last = (operation or "").rsplit("/", 1)[-1]
     is_of_weights = any(word in last for word in read_data("scopes")["operations on weights"])
     if phase is None or is_of_weights or not 1 <= sizes[0] <= 65536:
         return None
-    return int(given or sizes[0])
+    return int(batch_size or sizes[0])
 
 
 def smaller_batch(batch: int, sizes: Figures) -> int:

@@ -110,13 +110,13 @@ def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
         kind_of = _KINDS.get(first.settings.method, lambda capability: None)
         kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}
         # XLA's compiler does not know every card of the catalogue. For the others "auto" chooses another method.
-        chosen = spec.method if first.settings.method == "gpu-target" else first.settings.method
+        method = spec.method if first.settings.method == "gpu-target" else first.settings.method
         planned = {kind_of(find_card(_FIRST).compute_capability): first}
         ranked = []
         for card in all_cards():
             kind = kind_of(card.compute_capability)
             if kind not in planned:
-                planned[kind] = session.estimate(method=chosen, device=kinds[kind])
+                planned[kind] = session.estimate(method=method, device=kinds[kind])
             need, available = planned[kind].bytes, card.available_bytes
             fits = verdict(need, available)
             ranked.append(RankedCard(card.key, card.name, available, need.total, need.most_needed, fits))

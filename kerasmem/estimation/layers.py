@@ -157,15 +157,15 @@ def _own_weights(layer: Any) -> list[Any]:
     return [weight for weight in layer.weights if id(weight) not in inner]
 
 
-def _input_row(each: ModelInput) -> LayerMemory:
-    elements = math.prod(each.shape[1:])  # type: ignore[arg-type]  # model_inputs left none open
+def _input_row(model_input: ModelInput) -> LayerMemory:
+    elements = math.prod(model_input.shape[1:])  # type: ignore[arg-type]  # model_inputs left none open
     return LayerMemory(
-        name=each.name,
+        name=model_input.name,
         class_name="InputLayer",
-        output_shape=(None, *each.shape[1:]),
+        output_shape=(None, *model_input.shape[1:]),
         activation_elements=elements,
-        activation_bytes=elements * element_bytes(each.dtype),
-        dtype=each.dtype,
+        activation_bytes=elements * element_bytes(model_input.dtype),
+        dtype=model_input.dtype,
         kind="input",
     )
 

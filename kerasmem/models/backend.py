@@ -22,9 +22,9 @@ def import_keras() -> ModuleType:
     Raises:
         UsageError: If KERAS_BACKEND or Keras's configuration file sets another backend, or Keras cannot be imported.
     """
-    wanted = os.environ.get("KERAS_BACKEND")
-    origin = "by its configuration file" if wanted is None else "by KERAS_BACKEND"
-    _check_backend(wanted or TENSORFLOW, origin)
+    name = os.environ.get("KERAS_BACKEND")
+    origin = "by its configuration file" if name is None else "by KERAS_BACKEND"
+    _check_backend(name or TENSORFLOW, origin)
     try:
         import keras
     except ImportError as error:

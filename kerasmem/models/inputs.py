@@ -54,7 +54,7 @@ class ByKeyword(tuple[str, ...]):
 
 
 @dataclass(frozen=True)
-class GivenShape:
+class ShapeSetting:
     """The user's setting of an input or target.
 
     Attributes:
@@ -73,7 +73,7 @@ class GivenShape:
         return ",".join(map(str, self.sizes))
 
 
-def normalise_input_shapes(shapes: Any, option: str = _INPUT_SHAPE) -> dict[str, GivenShape]:
+def normalise_input_shapes(shapes: Any, option: str = _INPUT_SHAPE) -> dict[str, ShapeSetting]:
     """Read the user's shapes without the batch: None, a shape, a text, a list of texts or a dict of shapes by name.
 
     A text is "image=224,224,3", or "224,224,3" for a model with one input. A dtype may follow, for models that do not
@@ -104,12 +104,12 @@ def normalise_input_shapes(shapes: Any, option: str = _INPUT_SHAPE) -> dict[str,
     }
 
 
-def _read_shape(value: Any, name: str, may_be_number: bool = False) -> GivenShape:
+def _read_shape(value: Any, name: str, may_be_number: bool = False) -> ShapeSetting:
     text, dtype = value, ""
     if isinstance(value, str):
         dimensions, _, dtype = (part.strip() for part in value.partition(":"))
         if may_be_number and dimensions == _SCALAR:
-            return GivenShape((), check_dtype(dtype or "float32", name), is_scalar=True)
+            return ShapeSetting((), check_dtype(dtype or "float32", name), is_scalar=True)
         if may_be_number and dimensions == _NUMBER:
             with contextlib.suppress(ValueError):
                 value = json.loads(dtype)
@@ -117,7 +117,7 @@ def _read_shape(value: Any, name: str, may_be_number: bool = False) -> GivenShap
             dimensions = dimensions.strip("()[] ,").replace("x", ",")
             value = dimensions.split(",") if dimensions else []
     if may_be_number and isinstance(value, (bool, int, float)):
-        return GivenShape((), number=value)
+        return ShapeSetting((), number=value)
     try:
         sizes = tuple(int(size) for size in value)
     except (TypeError, ValueError):
@@ -127,7 +127,7 @@ def _read_shape(value: Any, name: str, may_be_number: bool = False) -> GivenShap
         raise UsageError(
             f"{name} must be sizes of at least 1 without the batch, such as 224,224,3 or 9:int32{number}; got {text!r}"
         )
-    return GivenShape(sizes, check_dtype(dtype, name) if dtype else None)
+    return ShapeSetting(sizes, check_dtype(dtype, name) if dtype else None)
 
 
 def check_dtype(dtype: str, name: str) -> str:
@@ -147,7 +147,7 @@ def check_dtype(dtype: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class GivenTargets:
+class TargetSettings:
     """The user's settings of the targets.
 
     Attributes:
@@ -156,12 +156,12 @@ class GivenTargets:
         are_none: whether the step takes no targets.
     """
 
-    shapes: Mapping[str, GivenShape] = field(default_factory=dict)
+    shapes: Mapping[str, ShapeSetting] = field(default_factory=dict)
     dtype: str | None = None
     are_none: bool = False
 
 
-def given_targets(target_shape: Any = None, target_dtype: str | None = None) -> GivenTargets:
+def read_targets(target_shape: Any = None, target_dtype: str | None = None) -> TargetSettings:
     """Read `target_shape` and `target_dtype`.
 
     Args:
@@ -176,8 +176,8 @@ def given_targets(target_shape: Any = None, target_dtype: str | None = None) -> 
     if target_shape in (NO_TARGETS, [NO_TARGETS], (NO_TARGETS,)):
         if dtype is not None:
             raise UsageError(f"--target-shape {NO_TARGETS} and --target-dtype cannot be combined; choose one")
-        return GivenTargets(are_none=True)
-    return GivenTargets(normalise_input_shapes(target_shape, "--target-shape"), dtype)
+        return TargetSettings(are_none=True)
+    return TargetSettings(normalise_input_shapes(target_shape, "--target-shape"), dtype)
 
 
 def by_place(names: Collection[str]) -> bool:
@@ -185,38 +185,38 @@ def by_place(names: Collection[str]) -> bool:
     return [*names] == [str(index) for index in range(len(names))]
 
 
-def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
+def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any, list[ModelInput]]:
     """Return the structure of the model's inputs (a list, a dict, one) and the flat inputs, with the user's shapes.
 
     Args:
         model: a Keras model, built or not.
-        given: the user's shapes by name; "" for a single input.
+        settings: the user's shapes by name; "" for a single input.
 
     Raises:
         UsageError: If a name or a shape contradicts the model, or a dimension is unknown.
     """
-    numbers = {name: shape for name, shape in given.items() if shape.number is not None or shape.is_scalar}
+    numbers = {name: shape for name, shape in settings.items() if shape.number is not None or shape.is_scalar}
     if numbers:
-        others = {name: shape for name, shape in given.items() if name not in numbers}
+        others = {name: shape for name, shape in settings.items() if name not in numbers}
         structure, flat = model_inputs(model, others)
         return WithNumbers(structure, {name: _number(model, name, shape) for name, shape in numbers.items()}), flat
     declared = _declared_inputs(model)
     try:
-        structure, flat = _undeclared_inputs(model, given) if declared is None else _settle_all(*declared, given)
+        structure, flat = _undeclared_inputs(model, settings) if declared is None else _settle_all(*declared, settings)
     except UsageError:
-        if declared is None or not (given and has_own_step(model)):
+        if declared is None or not (settings and has_own_step(model)):
             raise
-        structure, flat = _undeclared_inputs(model, given)  # its step may compute these inputs from others
-    for one in flat:
-        if None in one.shape[1:]:
+        structure, flat = _undeclared_inputs(model, settings)  # its step may compute these inputs from others
+    for model_input in flat:
+        if None in model_input.shape[1:]:
             raise UsageError(
-                f"input {one.name!r} has unknown dimensions {_format(one.shape)}; pass them without the batch, for "
-                f"example --input-shape {one.name}={_example(one.shape[1:])}"
+                f"input {model_input.name!r} has unknown dimensions {_format(model_input.shape)}; pass them without "
+                f"the batch, for example --input-shape {model_input.name}={_example(model_input.shape[1:])}"
             )
     return structure, flat
 
 
-def _number(model: Any, name: str, shape: GivenShape) -> Any:
+def _number(model: Any, name: str, shape: ShapeSetting) -> Any:
     """Return a scalar argument of a step function."""
     parameters = () if step_arguments(model) is None else inspect.signature(model.loop_step).parameters
     if name not in parameters:
@@ -244,13 +244,14 @@ def input_name(tensor: Any) -> str:
     return str(history.operation.name if history else tensor.name)
 
 
-def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list[ModelInput]]:
+def _undeclared_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any, list[ModelInput]]:
     """Return the inputs of a subclassed model by the user's shapes, or else by the shapes that it was built with."""
-    if given:
+    if settings:
         flat = [
-            ModelInput(name or "input", (None, *shape.sizes), shape.dtype or "float32") for name, shape in given.items()
+            ModelInput(name or "input", (None, *shape.sizes), shape.dtype or "float32")
+            for name, shape in settings.items()
         ]
-        return (None, flat) if list(given) == [""] else _match_names(model, flat)
+        return (None, flat) if list(settings) == [""] else _match_names(model, flat)
     config: Any = (model.get_build_config() or {}) if model.built else {}
     shapes = config.get("shapes_dict")  # "a_shape", "b_shape", … for a `call` with several arguments
     named = {str(key).removesuffix("_shape"): shape for key, shape in (shapes or {}).items()}
@@ -276,14 +277,14 @@ def _match_names(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInp
     If `call` or the step function has all these arguments, the inputs are arguments. Otherwise, they are one dict that
     Keras flattens by name.
     """
-    names = [one.name for one in flat]
+    names = [model_input.name for model_input in flat]
     if by_place(names):
         return (None,) * len(flat), flat
     of_step = step_arguments(model)
     arguments = list(inspect.signature(model.call).parameters) if of_step is None else of_step
     if (len(names) > 1 or of_step) and all(name in arguments for name in names):
         return ByKeyword(names), flat
-    return dict.fromkeys(sorted(names)), sorted(flat, key=lambda one: one.name)
+    return dict.fromkeys(sorted(names)), sorted(flat, key=lambda model_input: model_input.name)
 
 
 def _is_shape(value: Any) -> bool:
@@ -292,20 +293,20 @@ def _is_shape(value: Any) -> bool:
 
 
 def _settle_all(
-    structure: Any, declared: list[ModelInput], given: Mapping[str, GivenShape]
+    structure: Any, declared: list[ModelInput], settings: Mapping[str, ShapeSetting]
 ) -> tuple[Any, list[ModelInput]]:
     """Return the inputs that a model declares, with the user's shapes."""
-    flat = [_settle(one, given, alone=len(declared) == 1) for one in declared]
-    unknown = set(given) - {one.name for one in flat} - ({""} if len(flat) == 1 else set())
+    flat = [_settle(model_input, settings, is_single=len(declared) == 1) for model_input in declared]
+    unknown = set(settings) - {model_input.name for model_input in flat} - ({""} if len(flat) == 1 else set())
     if unknown:
         name = next(iter(sorted(unknown))) or "a shape without a name"
-        inputs = ", ".join(f"{one.name!r} {_format(one.shape)}" for one in flat)
+        inputs = ", ".join(f"{model_input.name!r} {_format(model_input.shape)}" for model_input in flat)
         raise UsageError(f"--input-shape must name an input of the model: {inputs}; got {name!r}")
     return structure, flat
 
 
-def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) -> ModelInput:
-    shape = given.get(declared.name, given.get("") if alone else None)
+def _settle(declared: ModelInput, settings: Mapping[str, ShapeSetting], is_single: bool) -> ModelInput:
+    shape = settings.get(declared.name, settings.get("") if is_single else None)
     if shape is None:
         return declared
     if shape.dtype not in (None, declared.dtype):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_args
 from kerasmem import checks
 from kerasmem.checks import MethodName, Mode
 from kerasmem.models.backend import import_keras
-from kerasmem.models.inputs import GivenShape, GivenTargets, given_targets, normalise_input_shapes
+from kerasmem.models.inputs import ShapeSetting, TargetSettings, normalise_input_shapes, read_targets
 from kerasmem.models.opening import OpenedModel, open_model, pack_model
 from kerasmem.models.user_code import load_custom_objects
 
@@ -97,13 +97,13 @@ class StepSpec:
         """Return all settings except the model, as keyword arguments."""
         return {name: getattr(self, name) for name in EstimateSettings.__annotations__}
 
-    def input_shapes(self) -> dict[str, GivenShape]:
+    def input_shapes(self) -> dict[str, ShapeSetting]:
         """Return the user's shapes of the inputs by name, "" for a single input."""
         return normalise_input_shapes(self.input_shape)
 
-    def targets(self) -> GivenTargets:
+    def targets(self) -> TargetSettings:
         """Return the user's settings of the targets."""
-        return given_targets(self.target_shape, self.target_dtype)
+        return read_targets(self.target_shape, self.target_dtype)
 
     def open_model(self, *, shapes_only: bool = False) -> contextlib.AbstractContextManager[OpenedModel]:
         """Return a context manager that opens the model with these settings."""

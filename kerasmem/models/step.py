@@ -22,7 +22,7 @@ from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_left_out
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
-from kerasmem.models.inputs import ByKeyword, GivenTargets, ModelInput, WithNumbers, by_place
+from kerasmem.models.inputs import ByKeyword, ModelInput, TargetSettings, WithNumbers, by_place
 from kerasmem.models.op_names import record_scopes
 from kerasmem.models.own_step import has_call, has_own_step, optimizers_of, variables_of
 from kerasmem.models.training import TrainingSettings, compile_model, sparse_losses
@@ -272,12 +272,12 @@ def infer_by_call(model: Any, structure: Any, flat: list[Any]) -> Any:
     return symbolic_outputs(call, *flat)
 
 
-def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], batch_size: int) -> Any:
+def step_targets(model: Any, settings: TargetSettings, outputs: Callable[[], Any], batch_size: int) -> Any:
     """Return the targets of a model's step as Keras tensors, or None if there are none.
 
     Args:
         model: a compiled model.
-        given: the user's settings of the targets.
+        settings: the user's settings of the targets.
         outputs: function that returns the model's outputs. It is called only if the loss decides the targets.
         batch_size: samples in the batch.
 
@@ -285,19 +285,19 @@ def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], ba
         UsageError: If the user sets a dtype, and the shape is unknown.
     """
     keras = import_keras()
-    if given.are_none:
+    if settings.are_none:
         return None
-    if given.shapes:
+    if settings.shapes:
         default = "int32" if any(sparse_losses(model.loss, None)) else "float32"
         targets = {
-            name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or given.dtype or default)
-            for name, shape in given.shapes.items()
+            name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or settings.dtype or default)
+            for name, shape in settings.shapes.items()
         }
         if list(targets) == [""]:
             return targets[""]
         return tuple(targets.values()) if by_place(targets) else targets
     if has_own_step(model) and (model.loss is None or not has_call(model)):
-        if given.dtype is not None:
+        if settings.dtype is not None:
             raise UsageError("--target-dtype needs --target-shape, because the shape of the targets is unknown")
         return None
     try:
@@ -307,7 +307,8 @@ def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], ba
             return None
         raise
     labels = target_spec(model.loss, inferred, batch_size)
-    return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, given.dtype or one.dtype), labels)
+    dtype = settings.dtype
+    return keras.tree.map_structure(lambda label: keras.KerasTensor(label.shape, dtype or label.dtype), labels)
 
 
 def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:

@@ -13,7 +13,7 @@ from kerasmem.compat.keras_training import user_loss_weights, user_metrics
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument
-from kerasmem.models.inputs import GivenTargets
+from kerasmem.models.inputs import TargetSettings
 from kerasmem.models.own_step import has_own_step, takes_settings
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.weightless import weightless
@@ -43,7 +43,7 @@ class TrainingSettings:
     loss_weights: Any = None
     keeps_optimizer: bool = False
     keeps_loss: bool = False
-    targets: GivenTargets = field(default_factory=GivenTargets)
+    targets: TargetSettings = field(default_factory=TargetSettings)
 
 
 def training_of_document(document: ModelDocument) -> TrainingSettings:
@@ -98,7 +98,7 @@ def training_of_copy(model: Any, own: TrainingSettings, *, is_sent: bool = False
 
 
 def with_replaced(
-    own: TrainingSettings, optimizer: str | None, loss: str | None, targets: GivenTargets
+    own: TrainingSettings, optimizer: str | None, loss: str | None, targets: TargetSettings
 ) -> TrainingSettings:
     """Replace the model's settings by those of the user.
 

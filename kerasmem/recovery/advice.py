@@ -114,9 +114,9 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     @property
     def answer(self) -> str:
         """The answer: "resnet fits 16GB with 4 micro-batches of 128: needs 9.61 GiB, of 14.9 GiB"."""
-        device, chosen = self.device, None if self.device.fits or not self.plans else self.plans[0]
-        verdict, how = (device.verdict, "") if chosen is None else (chosen.verdict, f" with {chosen.name}")
-        needs = format_size(self.peak if chosen is None else chosen.total)
+        device, plan = self.device, None if self.device.fits or not self.plans else self.plans[0]
+        verdict, how = (device.verdict, "") if plan is None else (plan.verdict, f" with {plan.name}")
+        needs = format_size(self.peak if plan is None else plan.total)
         on, available = verdict_on(verdict, device.name), format_size(device.available_bytes)
         return f"{self.model.name} {on}{how}: needs {needs}, of {available}"
 

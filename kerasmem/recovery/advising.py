@@ -15,7 +15,7 @@ from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.changed_model import array_bytes, traits_of
 from kerasmem.recovery.estimator import StepEstimator
-from kerasmem.recovery.plans import confirmed, find_plans
+from kerasmem.recovery.plans import confirm_plans, find_plans
 from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.units import format_size
 
@@ -75,9 +75,9 @@ def advise(
         raise UsageError("replicas must be 1, as advise estimates several devices as one of its remedies")
     data_bytes = 0
     if samples is not None:
-        kept, data_bytes = array_bytes(spec, whole("samples", samples))
+        step_bytes, data_bytes = array_bytes(spec, whole("samples", samples))
         is_left = data_bytes < target.available_bytes
-        target = replace(target, available_bytes=target.available_bytes - kept if is_left else 0)
+        target = replace(target, available_bytes=target.available_bytes - step_bytes if is_left else 0)
     estimator = StepEstimator(
         spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
     )
@@ -105,7 +105,7 @@ def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) 
     estimator.reserved = 0.0
     plans = find_plans(search)
     if confirms:
-        plans = confirmed(estimator, plans, search.notes)
+        plans = confirm_plans(estimator, plans, search.notes)
         by_name = {plan.name: plan for plan in plans}
         search.remedies = [by_name.get(remedy.name, remedy) for remedy in search.remedies]
     return plans

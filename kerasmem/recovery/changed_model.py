@@ -57,7 +57,7 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
     changed = replace(origin, dtype_policy=values.get("dtype_policy", origin.dtype_policy))
     with changed.open_model(shapes_only=True) as opened:
         model = opened.model
-        training = _training(opened, origin, values)
+        training = _training_settings(opened, origin, values)
         if "freeze" in values:
             for layer in model.layers[: head_start(model)]:
                 layer.trainable = False
@@ -74,7 +74,7 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
     return model
 
 
-def _training(opened: OpenedModel, origin: StepSpec, values: Mapping[str, Any]) -> TrainingSettings:
+def _training_settings(opened: OpenedModel, origin: StepSpec, values: Mapping[str, Any]) -> TrainingSettings:
     """Return the settings for `compile` of the changed model, as copies are not compiled."""
     training = opened.training
     if "recompute" in values and opened.model.compiled:

@@ -151,7 +151,7 @@ def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
     return value if kind == "replicas" else None
 
 
-def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+def order_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Sort changes into the order of their application: the model first, then its step."""
     order = list(_DATA["changes"])
     return tuple(sorted(changes, key=lambda change: order.index(change.kind)))

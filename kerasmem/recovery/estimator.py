@@ -13,7 +13,7 @@ from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.report import FITS, Bytes, MemoryReport, device_verdict, verdict
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.changed_model import build
-from kerasmem.recovery.changes import Change, ordered
+from kerasmem.recovery.changes import Change, order_changes
 
 # Changes without an estimate by XLA's compiler for a card, which takes the model through JAX.
 _TENSORFLOW_ONLY = {"recompute", "micro_batches"}
@@ -108,7 +108,7 @@ class StepEstimator:
             OutOfTimeError: If there is no time left.
             KerasmemError: If the changes cannot be estimated.
         """
-        in_order = ordered(changes)
+        in_order = order_changes(changes)
         return self._need(in_order, self.method_for(in_order))
 
     def add(self, changes: Iterable[Change], need: Bytes, method: str, stands_in: bool = False) -> Need:
@@ -156,7 +156,7 @@ class StepEstimator:
         Raises:
             UsageError: If the model cannot be rebuilt from its configuration.
         """
-        in_order = ordered(changes)
+        in_order = order_changes(changes)
         options = self.step_options(in_order)
         method = self.method_for(in_order)
         if method in ("graph", "xla", "gpu-target"):

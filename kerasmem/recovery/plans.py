@@ -21,8 +21,8 @@ from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
 
-MOST_ASKED = 10
-WANTED = 3  # combinations
+MOST_ESTIMATES = 10
+MOST_PLANS = 3  # combinations
 _PIECES = (2, 4, 8, 16, 32, 64)  # of a batch
 STEPS = 3  # real steps of a plan
 _OUT_OF_TIME = "not all combinations were estimated within --budget-seconds (budget_seconds)"
@@ -34,11 +34,11 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
     estimator = search.estimator
     if estimator.fits_now or not search.changes:
         return []
-    offered = list(_options(search))
-    changes = {change.key: change for change, _, _ in offered}
-    options = [Option(change.key, change.group, change.harm, ratio, change.kind) for change, ratio, _ in offered]
+    candidates = list(_options(search))
+    changes = {change.key: change for change, _, _ in candidates}
+    options = [Option(change.key, change.group, change.harm, ratio, change.kind) for change, ratio, _ in candidates]
     needs: dict[Combination, Need] = {frozenset(): estimator.estimate(())}
-    needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
+    needs |= {frozenset([change.key]): need for change, _, need in candidates if need is not None}
     known = {keys: answer_of(need) for keys, need in needs.items()}
 
     def ask(keys: Combination) -> Answer | None:
@@ -54,15 +54,15 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
             return None
         return answer_of(needs[keys])
 
-    chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
-    return [search.remedy([changes[key] for key in keys], needs[keys]) for keys in chosen]
+    plans = search_combinations(options, known, ask, estimator.target.available_bytes)
+    return [search.remedy([changes[key] for key in keys], needs[keys]) for keys in plans]
 
 
 def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]]:
     """Yield changes that may be combined, each with its share of the peak and, if estimated, its need.
 
-    Micro-batches and batches come in all powers of two: what those between need is guessed on the line through those
-    that were estimated, and estimated before it is told.
+    Micro-batches and batches come in all powers of two. The need of those in between is interpolated, and estimated
+    before it is reported.
     """
     estimator, batch_size = search.estimator, search.estimator.batch_size
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -101,7 +101,7 @@ def answer_of(need: Need) -> Answer:
     return Answer(need.bytes.most_needed, need.verdict == FITS)
 
 
-def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str]) -> list[Remedy]:
+def confirm_plans(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str]) -> list[Remedy]:
     """Run the plans until one fits, and move it to the front. Plans that ran out move to the end.
 
     Each runs in a separate process: training steps on a batch of zeros and an evaluation, under the limit of the
@@ -174,10 +174,10 @@ def search_combinations(
     ask: Callable[[Combination], Answer | None],
     available_bytes: int,
     *,
-    wanted: int = WANTED,
-    most_asked: int = MOST_ASKED,
+    count: int = MOST_PLANS,
+    most_estimates: int = MOST_ESTIMATES,
 ) -> list[Combination]:
-    """Return the least harmful combinations that fit, at most `wanted`.
+    """Return the least harmful combinations that fit, at most `count`.
 
     No combination includes another or is a higher degree of it: if batches of 16 fit, batches of 8 are left out.
 
@@ -186,8 +186,8 @@ def search_combinations(
         known: previous answers, including the empty combination.
         ask: function from a combination to its estimate, or None if there is none.
         available_bytes: memory of the device.
-        wanted: maximum number of combinations. Defaults to 3.
-        most_asked: maximum number of calls of `ask`. Defaults to 10.
+        count: maximum number of combinations. Defaults to 3.
+        most_estimates: maximum number of calls of `ask`. Defaults to 10.
 
     Returns:
         Combinations that fit; if none does, the estimated one with the least need, or an empty list.
@@ -195,7 +195,7 @@ def search_combinations(
     Examples:
         >>> halves = [Option("a", "a", 1, 0.5), Option("b", "b", 2, 0.5)]
         >>> need = lambda keys: Answer(100 >> len(keys), 100 >> len(keys) <= 30)
-        >>> [sorted(each) for each in search_combinations(halves, {frozenset(): Answer(100, False)}, need, 30)]
+        >>> [sorted(keys) for keys in search_combinations(halves, {frozenset(): Answer(100, False)}, need, 30)]
         [['a', 'b']]
     """
     by_key = {option.key: option for option in options}
@@ -206,20 +206,20 @@ def search_combinations(
     def harm(keys: Combination) -> float:
         return sum(by_key[key].harm for key in keys)
 
-    def guessed(keys: Combination) -> float:
+    def guess_bytes(keys: Combination) -> float:
         return guess(keys, answers, by_key)
 
     def may_fit(keys: Combination) -> bool:
         if any(_kinds(smaller, by_key) <= _kinds(keys, by_key) for smaller in fitting):
             return False
-        return _fits(answers[keys]) if keys in answers else guessed(keys) <= available_bytes
+        return _fits(answers[keys]) if keys in answers else guess_bytes(keys) <= available_bytes
 
     order = sorted(combinations(options), key=lambda keys: (harm(keys), len(keys), sorted(keys)))
-    while len(fitting) < wanted:
+    while len(fitting) < count:
         following = next(filter(may_fit, order), None)
         if following is None and not fitting:  # estimate that nothing fits instead of guessing it
-            following = min((keys for keys in order if keys not in answers), key=guessed, default=None)
-        if following is None or (following not in answers and calls == most_asked):
+            following = min((keys for keys in order if keys not in answers), key=guess_bytes, default=None)
+        if following is None or (following not in answers and calls == most_estimates):
             break
         if following not in answers:
             calls += 1
@@ -248,7 +248,7 @@ def combinations(options: Iterable[Option]) -> list[Combination]:
     groups: dict[str, list[Any]] = {}
     for option in options:
         groups.setdefault(option.group, [None]).append(option.key)
-    every = (frozenset(key for key in chosen if key is not None) for chosen in itertools.product(*groups.values()))
+    every = (frozenset(key for key in keys if key is not None) for keys in itertools.product(*groups.values()))
     return [keys for keys in every if keys]
 
 

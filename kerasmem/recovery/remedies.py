@@ -12,7 +12,7 @@ from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.changed_model import LORA_RANK, is_loaded
-from kerasmem.recovery.changes import OPTIMIZERS, Change, Traits, code_of, ordered, worst_result
+from kerasmem.recovery.changes import OPTIMIZERS, Change, Traits, code_of, order_changes, worst_result
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.units import format_size
 
@@ -99,15 +99,15 @@ class RemedySearch:
 
     def _optimizers(self) -> Iterator[Change]:
         current = self.estimator.current
-        own = current.settings.optimizer or "adam"
-        kept, weights = current.bytes.optimizer or 0, current.bytes.weights or 1
+        optimizer = current.settings.optimizer or "adam"
+        slots, weights = current.bytes.optimizer or 0, current.bytes.weights or 1
         if self.traits.has_own_step:
             self._reject("a leaner optimizer", "the model's custom training step may have other optimizers")
-        elif current.bytes.optimizer is not None and kept < _NOISE_OF_PLAN * weights:
-            self._reject("a leaner optimizer", f"{own} already keeps almost nothing")
+        elif current.bytes.optimizer is not None and slots < _NOISE_OF_PLAN * weights:
+            self._reject("a leaner optimizer", f"{optimizer} already keeps almost nothing")
         else:
             for name in OPTIMIZERS:
-                if name.split("_")[0] != own or name == "sgd":
+                if name.split("_")[0] != optimizer or name == "sgd":
                     yield self.traits.change("optimizer", name)
 
     def _fewer_trained(self) -> Iterator[Change]:
@@ -195,7 +195,7 @@ class RemedySearch:
 
     def remedy(self, changes: Iterable[Change], need: Need) -> Remedy:
         """Return the remedy of changes and their need."""
-        in_order = ordered(changes)
+        in_order = order_changes(changes)
         before = self.estimator.baseline(in_order).bytes.total
         costs = [change.cost if len(in_order) == 1 else f"{change.name}: {change.cost}" for change in in_order]
         return Remedy(

@@ -30,17 +30,17 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
         terminal: columns of a terminal, or None for plain text.
         top: number of layers to list. None lists all that differ.
     """
-    changed = _changed_layers(comparison)
+    differing = _changed_layers(comparison)
     parts: list[RenderableType] = [
         Text(f"A: {model_line(comparison.before)}"),
         Text(f"B: {model_line(comparison.after)}"),
         "",
         _differences("Category", comparison.categories, terminal),
         "",
-        _differences("Layer (class)", changed[: top or None], terminal) if changed else Text("No layer differs."),
+        _differences("Layer (class)", differing[: top or None], terminal) if differing else Text("No layer differs."),
     ]
-    if top and top < len(changed):
-        parts.append(Text(f"{len(changed) - top} more layers differ: --top 0 lists all", style="dim"))
+    if top and top < len(differing):
+        parts.append(Text(f"{len(differing) - top} more layers differ: --top 0 lists all", style="dim"))
     return Group(*parts, *note_lines(comparison.notes), *_verdicts(comparison))
 
 
@@ -93,7 +93,7 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
         comparison: the comparison.
         top: number of layers to list. Defaults to 25.
     """
-    before, after, changed = comparison.before, comparison.after, _changed_layers(comparison)
+    before, after, differing = comparison.before, comparison.after, _changed_layers(comparison)
     *_, total, change = _cells(comparison.categories[-1])
     judged = [*(limit.verdict for limit in comparison.limits), after.device.verdict if after.device else ""]
     mark = next((mark for verdict, mark in _MARKS.items() if verdict in judged), "")
@@ -107,10 +107,10 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
         "",
         *_markdown_rows("At the peak", comparison.categories),
     ]
-    if changed:
-        shown = changed[: top or _MOST_IN_A_COMMENT]
-        title = f"<details><summary>Layers that differ: {len(shown)} of {len(changed)}</summary>"
-        lines += ["", title, "", *_markdown_rows("Layer", shown), "", "</details>"]
+    if differing:
+        listed = differing[: top or _MOST_IN_A_COMMENT]
+        title = f"<details><summary>Layers that differ: {len(listed)} of {len(differing)}</summary>"
+        lines += ["", title, "", *_markdown_rows("Layer", listed), "", "</details>"]
     for note in comparison.notes:
         lines += ["", f"Note: {_plain(note)}."]
     return "\n".join(lines) + "\n"

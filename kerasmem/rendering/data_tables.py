@@ -76,10 +76,13 @@ def _data_table(
     terminal: int | None, columns: Sequence[str | None], rows: Sequence[Sequence[str | int | None]]
 ) -> Table:
     """Return a table of the first rows. Names are aligned to the left, figures to the right."""
-    left = ("Dataset", "from")
+    left_aligned = ("Dataset", "from")
     shown_table = table(
         terminal,
-        *(name and Column(name, justify="left" if name in left else "right", overflow="fold") for name in columns),
+        *(
+            name and Column(name, justify="left" if name in left_aligned else "right", overflow="fold")
+            for name in columns
+        ),
     )
     for cells in rows[:_MOST_DATASETS]:
         shown_table.add(*cells)

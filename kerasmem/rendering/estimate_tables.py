@@ -74,7 +74,7 @@ def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brie
     layers = list(report.layers)
     if top and top < len(layers):
         layers.sort(key=lambda row: -(row.bytes or 0))
-    shown, rest = layers[: top or None], layers[top or len(layers) :]
+    largest, rest = layers[: top or None], layers[top or len(layers) :]
     rows = table(
         terminal,
         Column("Layer (class)", "Total", overflow="fold", no_wrap=terminal is None),
@@ -93,7 +93,7 @@ def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brie
         style = "dim" if terminal is not None and not size else None
         rows.add(name, shape, format_count(parameters), activations, format_size(size), share, style=style)
 
-    for row in shown:
+    for row in largest:
         name = f"{printable(row.name, 80)} ({printable(row.class_name, 40)})"
         if row.uses != 1:
             name += " – not called" if row.uses == 0 else f" × {row.uses}"
@@ -200,8 +200,8 @@ def _profile_facts(profile: StepProfile) -> Iterator[tuple[str, str]]:
 def _profile_layers(profile: StepProfile, top: int, terminal: int | None) -> Table:
     rows = table(terminal, words("Layer (class)"), figures("Measured"), words("Mostly"))
     layers = sorted((row for row in profile.layers if row.bytes_at_peak), key=lambda row: -row.bytes_at_peak)
-    shown, rest = layers[: top or None], layers[top or len(layers) :]
-    for row in shown:
+    largest, rest = layers[: top or None], layers[top or len(layers) :]
+    for row in largest:
         parts = sorted(row.parts.items(), key=lambda part: -part[1])[:2]
         mostly = ", ".join(f"{name} {format_size(size)}" for name, size in parts)
         rows.add(f"{printable(row.name, 100)} ({printable(row.class_name, 40)})", row.bytes_at_peak, mostly)

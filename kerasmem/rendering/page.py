@@ -43,7 +43,7 @@ def render_page(contents: PageContents) -> str:
         style=style,
         heading=html_text(contents.title),
         verdicts=verdicts(contents),
-        shown=", ".join(html_text(name, 80) for name in names[:8]) + more,
+        sources=", ".join(html_text(name, 80) for name in names[:8]) + more,
         body="\n".join(f"<section>{section}</section>" for section in sections(contents)),
         version=html_attribute(kerasmem.__version__),
     )
@@ -87,8 +87,8 @@ def verdicts(contents: PageContents) -> str:
     lines = [*_of_reports(contents), *_of_logs(contents)]
     if limit_of(contents) is None:
         lines.append("No verdict without a device: <code>kerasmem estimate MODEL --device t4 --json</code> adds one.")
-    shown = "\n".join(f'<p class="verdict">{line}</p>' for line in lines[:_MOST_LINES])
-    return shown + _rest(len(lines) - _MOST_LINES, "")
+    paragraphs = "\n".join(f'<p class="verdict">{line}</p>' for line in lines[:_MOST_LINES])
+    return paragraphs + _rest(len(lines) - _MOST_LINES, "")
 
 
 def _of_reports(contents: PageContents) -> Iterator[str]:

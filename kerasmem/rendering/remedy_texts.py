@@ -51,9 +51,9 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
 
 def advice_code(advice: Advice) -> str:
     """Show the code of each plan and remedy, the best first."""
-    offered = {remedy.name: remedy for remedy in (*advice.plans, *advice.remedies)}
+    by_name = {remedy.name: remedy for remedy in (*advice.plans, *advice.remedies)}
     parts = []
-    for remedy in offered.values():
+    for remedy in by_name.values():
         heading = f"# {printable(remedy.name, 200)}: {printable(remedy.verdict, 30)}, {printable(remedy.result, 60)}"
         parts.append(f"{heading}\n{printable_lines(remedy.code)}\n")
     return "\n".join(parts)

@@ -111,16 +111,16 @@ def many_table(result: EstimateTable, terminal: int | None = None, *, top: int |
         terminal: columns of a terminal, or None for plain text.
         top: number of rows to show. None or 0 shows all.
     """
-    shown = result.candidates[: top or None]
+    candidates = result.candidates[: top or None]
     names = list(dict.fromkeys(name for candidate in result.candidates for name in candidate.grid))
-    varied = [Column(printable(name, 40), justify="right", overflow="fold") for name in names]
+    settings = [Column(printable(name, 40), justify="right", overflow="fold") for name in names]
     sizes = map(figures, ("Parameters", "Needs", "At least", "At most"))
-    rows = table(terminal, words("Model"), *varied, *sizes, "Method", "Verdict")
-    for candidate in shown:
+    rows = table(terminal, words("Model"), *settings, *sizes, "Method", "Verdict")
+    for candidate in candidates:
         values = (_value(candidate.grid.get(name)) for name in names)
         rows.add(short_name(candidate.model, 60), *values, *_cells(candidate))
-    left = len(result.candidates) - len(shown)
-    more = [Text(f"{left:,} more: --top 0 lists all", style="dim")] if left else []
+    omitted = len(result.candidates) - len(candidates)
+    more = [Text(f"{omitted:,} more: --top 0 lists all", style="dim")] if omitted else []
     return Group(Text(str(result), style="bold"), "", rows, *more, *_reasons(result))
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.models.inputs import given_targets, model_inputs, normalise_input_shapes
+from kerasmem.models.inputs import model_inputs, normalise_input_shapes, read_targets
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_step import keeps_optimizers, optimizers_of
 from kerasmem.models.step import prepare_step, step_targets, trace_step
@@ -79,7 +79,7 @@ def pairs():
 def traced(build, shape, mode="train", **targets):
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, normalise_input_shapes(shape))
-        training = dataclasses.replace(opened.training, targets=given_targets(**targets))
+        training = dataclasses.replace(opened.training, targets=read_targets(**targets))
         prepared = prepare_step(opened.model, training, structure, inputs, 8, mode)
         return opened.model, prepared, trace_step(prepared)
 
@@ -137,16 +137,16 @@ def test_targets_that_the_user_says():
 )  # fmt: skip
 def test_targets_that_cannot_be(given, words):
     with pytest.raises(UsageError, match=words):
-        given_targets(**given)
+        read_targets(**given)
 
 
 def test_a_loss_is_given_another_dtype_or_no_targets():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     model.compile(loss="mse")
     output = keras.KerasTensor((8, 3))
-    assert step_targets(model, given_targets(None, "float16"), lambda: output, 8).dtype == "float16"
-    assert step_targets(model, given_targets("none"), lambda: output, 8) is None
-    named = step_targets(model, given_targets({"a": (2,), "b": (4,)}), lambda: output, 8)
+    assert step_targets(model, read_targets(None, "float16"), lambda: output, 8).dtype == "float16"
+    assert step_targets(model, read_targets("none"), lambda: output, 8) is None
+    named = step_targets(model, read_targets({"a": (2,), "b": (4,)}), lambda: output, 8)
     assert {name: each.shape for name, each in named.items()} == {"a": (8, 2), "b": (8, 4)}
 
 

@@ -120,7 +120,7 @@ def test_the_first_is_the_least_harmful_of_all_that_fit(drawn, limit):
         return 1000 * math.prod(by_key[key].ratio for key in sorted(keys))
 
     fitting = [keys for keys in combinations(options) if need(keys) <= limit]
-    found, asked = searched(options, limit, need=need, most_asked=50)
+    found, asked = searched(options, limit, need=need, most_estimates=50)
     assert len(asked) == len(set(asked)) <= 50
     if fitting:
         assert harm(found[0]) == min(map(harm, fitting))
@@ -131,5 +131,5 @@ def test_the_first_is_the_least_harmful_of_all_that_fit(drawn, limit):
 
 def test_it_asks_no_more_often_than_allowed():
     options = [Option(str(n), str(n), n + 1, 0.8) for n in range(8)]
-    _, asked = searched(options, 400, need=lambda keys: 950.0, most_asked=4)
+    _, asked = searched(options, 400, need=lambda keys: 950.0, most_estimates=4)
     assert len(asked) <= 4

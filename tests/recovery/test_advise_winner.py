@@ -69,21 +69,21 @@ def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
 
     monkeypatch.setattr(winner, "try_batch", steps)
     plans = [plan("a"), plan("b", "too close to call", ({"kind": "batch_size", "value": 64},)), plan("c")]
-    found = winner.confirmed(asked, plans, notes := [])
+    found = winner.confirm_plans(asked, plans, notes := [])
     assert [(each.name, each.verdict) for each in found] == [("b", "fits"), ("c", "fits"), ("a", "does not fit")]
     assert [each.trial is None for each in found] == [False, True, False] and notes == []
     assert tried == [([MICRO], 64, 64_000_000, False), ([], 64, 64_000_000, False)]
     tried.clear()
     monkeypatch.setattr(winner, "_run_plan", lambda *_: (_ for _ in ()).throw(KerasmemError("it lives here only")))
-    assert winner.confirmed(asked, plans, notes) == plans
+    assert winner.confirm_plans(asked, plans, notes) == plans
     assert notes == ["a: its steps were not run: it lives here only"]
     hopeless = [plan("d", "does not fit")]
-    assert winner.confirmed(asked, hopeless, notes) == hopeless and len(notes) == 1
+    assert winner.confirm_plans(asked, hopeless, notes) == hopeless and len(notes) == 1
 
 
 def test_real_steps_of_the_winner():
     asked = estimator("200MB")
-    (found,) = winner.confirmed(asked, [plan("4 micro-batches of 64", "too close to call")], notes := [])
+    (found,) = winner.confirm_plans(asked, [plan("4 micro-batches of 64", "too close to call")], notes := [])
     assert notes == [] and found.verdict == "fits"
     assert found.trial.size == 64 and 0 < found.trial.peak_bytes < found.trial.limit_bytes == 200_000_000
     current = asked.estimate_current()

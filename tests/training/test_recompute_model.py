@@ -240,7 +240,7 @@ def test_what_a_loop_keeps_grows_with_its_turns(layer):
     def kept(turns):
         cell = getattr(keras.layers, layer)(16)
         model = keras.Model(inputs := keras.Input((turns, 8)), keras.layers.Dense(1)(cell(inputs)))
-        return sum(each.bytes for each in trace_chain(model, 32)[0].kept)
+        return sum(each.bytes for each in trace_chain(model, 32)[0].kept_tensors)
 
     few, many = kept(20), kept(40)
     assert few > 20 * 32 * 16 * 4  # the states of all turns at least

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kerasmem
-from kerasmem.training.recompute.planning import Kept, LayerCall, plan_segments
+from kerasmem.training.recompute.planning import KeptTensor, LayerCall, plan_segments
 from kerasmem.training.recompute.tracing import trace_chain
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -63,9 +63,9 @@ def test_it_loads_where_kerasmem_is_not_installed(tmp_path):
 
 def test_frozen_layers_keep_nothing_and_one_warning_says_that_nothing_is_saved():
     model = stack(4, 64)
-    kept = sum(each.bytes for step in trace_chain(model, 32) for each in step.kept if each.for_gradient)
+    kept = sum(each.bytes for step in trace_chain(model, 32) for each in step.kept_tensors if each.for_gradient)
     model.get_layer("backbone").trainable = False
-    frozen = sum(each.bytes for step in trace_chain(model, 32) for each in step.kept if each.for_gradient)
+    frozen = sum(each.bytes for step in trace_chain(model, 32) for each in step.kept_tensors if each.for_gradient)
     assert frozen < 0.3 * kept
     with pytest.warns(UserWarning, match=r"saves nothing in model 'transfer'.*Frozen layers keep nothing") as caught:
         kerasmem.recompute(model)
@@ -83,7 +83,7 @@ def test_what_is_called_twice_is_left_whole_and_said():
 
 def test_no_segment_lies_half_in_a_nested_model():
     names = ["a", "b", *(f"net/{letter}" for letter in "cdefgh"), "i", "j"]
-    steps = [LayerCall(name, 1.0, 0, (Kept(90, None, True), Kept(10, n + 1, True)))
+    steps = [LayerCall(name, 1.0, 0, (KeptTensor(90, None, True), KeptTensor(10, n + 1, True)))
              for n, name in enumerate(names)]  # fmt: skip
     plan = plan_segments(steps, batch_size=1)
     assert any(each.startswith("net/") for each in plan.cuts)

@@ -10,7 +10,7 @@ import pytest
 from kerasmem.errors import InputError, UsageError
 from kerasmem.training.recompute.planning import (
     CostTable,
-    Kept,
+    KeptTensor,
     LayerCall,
     RecomputePlan,
     lowest_peak,
@@ -24,9 +24,9 @@ def chain(count, seed):
     draw = random.Random(seed)
     steps = []
     for number in range(count):
-        kept = [Kept(draw.randint(1, 90), None, True) for _ in range(draw.randint(0, 2))]
+        kept = [KeptTensor(draw.randint(1, 90), None, True) for _ in range(draw.randint(0, 2))]
         last = min(count, number + 1 + draw.choice([0, 0, 0, 2, 4]))
-        kept.append(Kept(draw.randint(1, 50), last, draw.random() < 0.8))
+        kept.append(KeptTensor(draw.randint(1, 50), last, draw.random() < 0.8))
         steps.append(
             LayerCall(f"s{number}", draw.random() + 0.1, draw.randint(0, 40), tuple(kept), draw.random() < 0.9)
         )
@@ -65,7 +65,8 @@ def test_no_partition_is_better(seed):
 
 def dense(count=24, inside=30, crossing=10, working=5):
     return [
-        LayerCall(f"d{n}", 1.0, working, (Kept(inside, None, True), Kept(crossing, n + 1, True))) for n in range(count)
+        LayerCall(f"d{n}", 1.0, working, (KeptTensor(inside, None, True), KeptTensor(crossing, n + 1, True)))
+        for n in range(count)
     ]
 
 
@@ -93,7 +94,7 @@ def test_a_looser_target_costs_less_time():
 
 def test_a_shared_layer_ends_a_segment_only_at_its_last_call():
     steps = dense(6)
-    steps[2] = LayerCall("d2", 1.0, 5, steps[2].kept, may_end=False)
+    steps[2] = LayerCall("d2", 1.0, 5, steps[2].kept_tensors, may_end=False)
     assert all("d2" not in plan_segments(steps, segments=count, batch_size=1).cuts for count in range(1, 6))
     with pytest.raises(UsageError, match="from 1 to 5"):
         plan_segments(steps, segments=6, batch_size=1)

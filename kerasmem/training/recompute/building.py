@@ -91,11 +91,11 @@ def recompute(
     else:
         loss = model.loss if model.compiled else None
         steps = trace_chain(source, batch_size, input_shape, loss, _kernels(model, target))
-    held = _persistent_bytes(model, source, batch_size, input_shape)
+    persistent = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is not None:
-        plan = describe_plan(steps, _ends(source, steps, cuts), batch_size, held, limit)
+        plan = describe_plan(steps, _ends(source, steps, cuts), batch_size, persistent, limit)
     else:
-        choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=held)
+        choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent)
         plan = choose(target_bytes=limit)
         if limit is not None:
             return _build_within(model, plan, choose, limit, input_shape)

@@ -48,9 +48,9 @@ class CallGradients:
         self._entering = list(entering)  # held, so that no other tensor gets the same id
         self._trained = set(map(id, self._entering))  # ids of tensors that depend on `entering` or weights
 
-    def make(self, call: Callable[[], Any], taken: list[Any], layer: Any) -> list[Any]:
+    def make(self, call: Callable[[], Any], tensors: list[Any], layer: Any) -> list[Any]:
         """Call a layer and return its outputs, flat."""
-        inputs = list({id(tensor): tensor for tensor in _parts(taken)}.values())
+        inputs = list({id(tensor): tensor for tensor in _parts(tensors)}.values())
         weights = self._weights_of(layer)
         losses = attribute(STATELESS_SCOPE).losses
         before = len(losses)
@@ -58,7 +58,7 @@ class CallGradients:
         with tf.GradientTape() as tape:  # watches variables of other layers by itself
             for tensor in (*inputs, *readable.values()):
                 tape.watch(tensor)
-            outputs = call_at_once(call, taken, layer)
+            outputs = call_at_once(call, tensors, layer)
         readable.update((id(variable), variable) for variable in tape.watched_variables())
         results = [*_parts(outputs), *losses[before:]]
         self._calls.append(_Call(tape, inputs, list(readable.values()), results))

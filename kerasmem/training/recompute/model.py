@@ -126,8 +126,8 @@ class WalkedFunctional(Functional):
             if call.is_model:
                 outputs = keras.tree.flatten(operation_fn(make_walked(operation, make_call, tensors))(*args, **kwargs))
             else:
-                taken = [tensors.get(id(tensor)) for tensor in call.node.input_tensors]
-                outputs = make_call(functools.partial(operation_fn(operation), *args, **kwargs), taken, operation)
+                inputs = [tensors.get(id(tensor)) for tensor in call.node.input_tensors]
+                outputs = make_call(functools.partial(operation_fn(operation), *args, **kwargs), inputs, operation)
             tensors.update(zip(map(id, call.node.outputs), outputs, strict=False))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(output)] for output in self.outputs])
 
@@ -147,8 +147,8 @@ def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunc
         for node in segment.nodes:
             args, kwargs = node.arguments.fill_in(tensors)
             call = functools.partial(operation_fn(segment.inside or node.operation), *args, **kwargs)
-            taken = [tensors.get(id(tensor)) for tensor in node.input_tensors]
-            outputs = make_call(call, taken, node.operation)
+            inputs = [tensors.get(id(tensor)) for tensor in node.input_tensors]
+            outputs = make_call(call, inputs, node.operation)
             tensors.update(zip(map(id, node.outputs), outputs, strict=False))
         return [tensors[key] for key in segment.leaving]
 

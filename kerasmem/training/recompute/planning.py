@@ -29,7 +29,7 @@ _CLOSE = 1e-3
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """A tensor of a step that outlives the step.
 
     Attributes:
@@ -53,14 +53,14 @@ class LayerCall:
         seconds: rough time of its forward pass (`kerasmem.estimation.graph.rules`); only ratios count.
         working_bytes: peak of other memory during the call or its gradient: temporary tensors, the kernels' scratch,
             gradients for earlier steps, and the weights' gradients with their update.
-        kept: tensors that outlive the call.
+        kept_tensors: tensors that outlive the call.
         may_end: whether a segment may end after it; False if the layer is called again later.
     """
 
     name: str
     seconds: float
     working_bytes: int
-    kept: tuple[Kept, ...]
+    kept_tensors: tuple[KeptTensor, ...]
     may_end: bool = True
 
 
@@ -82,35 +82,35 @@ def nested_models(steps: Sequence[LayerCall]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class CostTable:
-    """The cost of a segment between each pair of places.
+    """The cost of a segment between each pair of boundaries.
 
     Attributes:
-        places: number of steps before each place.
-        held: bytes that a recomputed segment holds after it, [begin, end].
+        boundaries: number of steps before each boundary.
+        held_bytes: bytes that a recomputed segment holds after it, [begin, end].
         peak: bytes in its backward pass without those of earlier segments; infinite if it has a part of a nested model
             and steps outside of it, which no single call recomputes.
-        held_kept, peak_kept: the same for the kept segment from each place to the end of the chain.
+        held_kept, peak_kept: the same for the kept segment from each boundary to the end of the chain.
     """
 
-    places: Any
-    held: Any
+    boundaries: Any
+    held_bytes: Any
     peak: Any
     held_kept: Any
     peak_kept: Any
 
     @classmethod
-    def of(cls, steps: Sequence[LayerCall], places: Sequence[int] | None = None) -> CostTable:
-        """Return the table of a chain. `places` defaults to all possible ones."""
+    def of(cls, steps: Sequence[LayerCall], boundaries: Sequence[int] | None = None) -> CostTable:
+        """Return the table of a chain. `boundaries` defaults to all possible ones."""
         ends = [number + 1 for number, step in enumerate(steps[:-1]) if step.may_end]
-        at = np.array([0, *ends, len(steps)] if places is None else places)
-        held, peak = _sweep(steps, at, again=True)
+        at = np.array([0, *ends, len(steps)] if boundaries is None else boundaries)
+        held_bytes, peak = _sweep(steps, at, again=True)
         begin, end = at[:, None], at[None, :]
         for first, last in nested_models(steps):
             peak[
                 ((begin < first) & (first < end) & (end < last)) | ((first < begin) & (begin < last) & (last < end))
             ] = np.inf
         held_kept, peak_kept = _sweep(steps, at, again=False)
-        return cls(at, held, peak, held_kept[:, -1], peak_kept[:, -1])
+        return cls(at, held_bytes, peak, held_kept[:, -1], peak_kept[:, -1])
 
     def peak_of(self, ends: Sequence[int]) -> list[tuple[float, float]]:
         """Return the bytes that each segment holds, and the peak in its backward pass.
@@ -119,11 +119,11 @@ class CostTable:
             ends: number of steps before the end of each segment.
         """
         before, begin, costs = 0.0, 0, []
-        for place in ends[:-1]:
-            end = int(np.searchsorted(self.places, place))
-            held, peak = float(self.held[begin, end]), float(self.peak[begin, end])
-            costs.append((held, before + peak))
-            before, begin = before + held, end
+        for boundary in ends[:-1]:
+            end = int(np.searchsorted(self.boundaries, boundary))
+            held_bytes, peak = float(self.held_bytes[begin, end]), float(self.peak[begin, end])
+            costs.append((held_bytes, before + peak))
+            before, begin = before + held_bytes, end
         return [*costs, (float(self.held_kept[begin]), before + float(self.peak_kept[begin]))]
 
 
@@ -143,31 +143,31 @@ def lowest_peak(table: CostTable, segments: int | None = None) -> list[int]:
             low = middle
         else:
             best, high = ends, min(middle, max(peak for _, peak in table.peak_of(ends)))
-    return best or [int(table.places[-1])]
+    return best or [int(table.boundaries[-1])]
 
 
 def partition_within(table: CostTable, limit: float, segments: int | None = None) -> list[int] | None:
     """Return the partition within the limit with the longest last segment, which is kept, or None.
 
-    At each place the least bytes are known that segments up to there can hold, for each number of segments if it is
+    For each boundary, compute the least bytes that segments up to it can hold, for each number of segments if it is
     set.
     """
-    size, counts, more = len(table.places), segments or 1, 0 if segments is None else 1
-    held, origin = np.full((size, counts), np.inf), np.zeros((size, counts), int)
-    held[0, 0] = 0.0
-    for place in range(1, size - 1):
-        before = held[:place, : counts - more]
-        fits = before + table.peak[:place, place, None] <= limit
-        total = np.where(fits, before + table.held[:place, place, None], np.inf)
-        held[place, more:], origin[place, more:] = total.min(axis=0), total.argmin(axis=0)
+    size, counts, more = len(table.boundaries), segments or 1, 0 if segments is None else 1
+    held_bytes, origin = np.full((size, counts), np.inf), np.zeros((size, counts), int)
+    held_bytes[0, 0] = 0.0
+    for boundary in range(1, size - 1):
+        before = held_bytes[:boundary, : counts - more]
+        fits = before + table.peak[:boundary, boundary, None] <= limit
+        total = np.where(fits, before + table.held_bytes[:boundary, boundary, None], np.inf)
+        held_bytes[boundary, more:], origin[boundary, more:] = total.min(axis=0), total.argmin(axis=0)
     # The last segment is kept and costs no time, so it should be the longest that fits.
-    begins = np.flatnonzero(held[:-1, -1] + table.peak_kept[:-1] <= limit)
+    begins = np.flatnonzero(held_bytes[:-1, -1] + table.peak_kept[:-1] <= limit)
     if not len(begins):
         return None
-    ends, place, count = [int(table.places[-1])], int(begins[0]), counts - 1
-    while place:
-        ends.append(int(table.places[place]))
-        place, count = int(origin[place, count]), count - more
+    ends, boundary, count = [int(table.boundaries[-1])], int(begins[0]), counts - 1
+    while boundary:
+        ends.append(int(table.boundaries[boundary]))
+        boundary, count = int(origin[boundary, count]), count - more
     return ends[::-1]
 
 
@@ -178,11 +178,11 @@ def _sweep(steps: Sequence[LayerCall], at: Any, again: bool) -> tuple[Any, Any]:
     by then, unless a gradient needs them.
     """
     size = len(at)
-    held, peak = np.zeros((size, size)), np.zeros((size, size))
-    holds, tops = (np.zeros(size), np.zeros(size))  # of the segments from this step to each place
+    held_bytes, peak = np.zeros((size, size)), np.zeros((size, size))
+    holds, tops = (np.zeros(size), np.zeros(size))  # of the segments from this step to each boundary
     for number in range(len(steps) - 1, -1, -1):
         own, leaving = np.zeros(size), np.zeros(size)
-        for tensor in steps[number].kept:
+        for tensor in steps[number].kept_tensors:
             crosses = at <= min(-1 if tensor.last_use is None else tensor.last_use, len(steps) - 1)
             leaving += tensor.bytes * crosses
             if tensor.for_gradient:
@@ -194,8 +194,8 @@ def _sweep(steps: Sequence[LayerCall], at: Any, again: bool) -> tuple[Any, Any]:
         tops[at <= number], holds[at <= number] = 0.0, 0.0
         begin = np.flatnonzero(at == number)
         if len(begin):
-            held[begin[0]], peak[begin[0]] = holds, tops
-    return held, peak
+            held_bytes[begin[0]], peak[begin[0]] = holds, tops
+    return held_bytes, peak
 
 
 @dataclass(frozen=True)
@@ -269,11 +269,11 @@ def plan_segments(
         target_bytes: maximum memory, including `persistent_bytes`. Defaults to no limit.
 
     Raises:
-        UsageError: If the chain has too few places for the segments, or no partition meets the target.
+        UsageError: If the chain has too few boundaries for the segments, or no partition meets the target.
 
     Examples:
-        >>> inside = Kept(90, None, True)
-        >>> steps = [LayerCall(f"dense_{n}", 1.0, 0, (inside, Kept(10, n + 1, True))) for n in range(9)]
+        >>> inside = KeptTensor(90, None, True)
+        >>> steps = [LayerCall(f"dense_{n}", 1.0, 0, (inside, KeptTensor(10, n + 1, True))) for n in range(9)]
         >>> plan = plan_segments(steps, segments=3, batch_size=1)
         >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
         (('dense_2', 'dense_5'), 320, 900)
@@ -282,7 +282,7 @@ def plan_segments(
     budget = None if target_bytes is None else target_bytes - persistent_bytes
     ends: list[int] | None
     if segments != AUTO:
-        most = len(table.places) - 1
+        most = len(table.boundaries) - 1
         ends = lowest_peak(table, whole("segments", segments, most=most))
     elif budget is not None:
         ends = partition_within(table, budget)
@@ -306,8 +306,8 @@ def describe_plan(
     table = CostTable.of(steps, [0, *ends])
     begins = [0, *ends]
     parts = []
-    for begin, end, (held, peak) in zip(begins, ends, table.peak_of(ends), strict=False):
-        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, round(held), round(peak)))
+    for begin, end, (held_bytes, peak) in zip(begins, ends, table.peak_of(ends), strict=False):
+        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, round(held_bytes), round(peak)))
     forward = sum(step.seconds for step in steps)
     twice = sum(step.seconds for step in steps[: begins[-2]])
     return RecomputePlan(

@@ -34,7 +34,7 @@ class SegmentFunction(Protocol):
         """Run the segment. `make_call` makes each call of a layer."""
 
 
-def call_at_once(call: Callable[[], Any], _taken: list[Any], _layer: Any) -> list[Any]:
+def call_at_once(call: Callable[[], Any], _inputs: list[Any], _layer: Any) -> list[Any]:
     """Return the outputs of a call, flat."""
     outputs: list[Any] = keras.tree.flatten(call())
     return outputs

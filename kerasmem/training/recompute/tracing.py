@@ -35,7 +35,7 @@ from kerasmem.training.recompute.lifetimes import (
     loss_bytes,
     root_of,
 )
-from kerasmem.training.recompute.planning import Kept, LayerCall
+from kerasmem.training.recompute.planning import KeptTensor, LayerCall
 
 _BYTES_A_SECOND = 1e10  # only ratios count
 
@@ -67,9 +67,9 @@ def trace_chain(
     steps = _Reader(traced, model, calls, kernels).steps()
     # The loss is computed while all tensors of the last call are in memory, and the outputs, which are freed after it.
     outputs = [traced.tensors[id(output)] for output in model.outputs]
-    tensors = [tensor for step in steps for tensor in step.kept]
-    kept = sum(tensor.bytes for tensor in tensors if tensor.for_gradient and tensor.last_use == len(steps))
-    working = max(steps[-1].working_bytes, loss_bytes(loss, outputs) - kept)
+    tensors = [tensor for step in steps for tensor in step.kept_tensors]
+    kept_bytes = sum(tensor.bytes for tensor in tensors if tensor.for_gradient and tensor.last_use == len(steps))
+    working = max(steps[-1].working_bytes, loss_bytes(loss, outputs) - kept_bytes)
     return (*steps[:-1], replace(steps[-1], working_bytes=working))
 
 
@@ -128,14 +128,14 @@ def _trace(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
     def both_passes(*batch: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
 
-        def note(places: list[int]) -> None:
-            places.append(len(graph.get_operations()))
+        def note(positions: list[int]) -> None:
+            positions.append(len(graph.get_operations()))
 
-        def make_call(call: Any, taken: list[Any], layer: Any) -> list[Any]:
+        def make_call(call: Any, inputs: list[Any], layer: Any) -> list[Any]:
             note(begins)
-            inputs = [*tf.nest.flatten(taken, expand_composites=True), *scope.state_mapping.values()]
-            available.append((layer, {id(tensor): tensor for tensor in inputs}))
-            return calls.make(call, taken, layer)
+            leaves = [*tf.nest.flatten(inputs, expand_composites=True), *scope.state_mapping.values()]
+            available.append((layer, {id(tensor): tensor for tensor in leaves}))
+            return calls.make(call, inputs, layer)
 
         weights = {id(variable): raw_value(variable) for variable in model.trainable_variables}
         calls = CallGradients(
@@ -201,7 +201,7 @@ class _Reader:
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(operation), _RATES) for operation in self._operations_of(number)),
                 working_bytes=max(forward[number], working[number] + update_bytes(call.operation)),
-                kept=tuple(self._kept_tensors(number, uses)),
+                kept_tensors=tuple(self._kept_tensors(number, uses)),
                 may_end=last_call[id(call.operation)] == number,
             )
             for number, call in enumerate(self._calls)
@@ -225,7 +225,7 @@ class _Reader:
             if used is not None and hasattr(used, "op"):
                 uses.setdefault(root_of(used).ref(), []).append(number)
 
-    def _kept_tensors(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
+    def _kept_tensors(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[KeptTensor]:
         backward = self._begins[-1]
         for operation in self._operations_of(number):
             if operation.type in MAKE_NOTHING:
@@ -236,7 +236,7 @@ class _Reader:
                 if not later and not for_gradient:
                     continue
                 size = bytes_of(tensor) if tensor.dtype.name != "variant" else list_bytes(operation, tensor)
-                yield Kept(size, max(later, default=None), for_gradient)
+                yield KeptTensor(size, max(later, default=None), for_gradient)
 
     def _is_read_after(self, tensor: Any, position: int) -> bool:
         """Return whether an operation from a position on reads the tensor's values, possibly through aliases."""
@@ -264,8 +264,10 @@ class _Reader:
         begin, end = self._begins[0], self._begins[-1]
         operations = self._operations[begin:end]
         outputs = [tensor for operation in operations for tensor in operation.outputs]
-        kept = {tensor.ref() for tensor in outputs if self._is_read_after(tensor, end)}
-        lives = lifetimes(operations, {operation.name for operation in operations}, {}, begin, self._scratch, kept)
+        references = {tensor.ref() for tensor in outputs if self._is_read_after(tensor, end)}
+        lives = lifetimes(
+            operations, {operation.name for operation in operations}, {}, begin, self._scratch, references
+        )
         return [
             max(lives[before - begin : after - begin], default=0) for before, after in itertools.pairwise(self._begins)
         ]
@@ -335,8 +337,10 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
 def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]], may_end: bool) -> LayerCall:
     inputs = sum(sizes.get(id(tensor), 0) for tensor in call.input_tensors)
     outputs = {id(tensor): sizes.get(id(tensor), 0) for tensor in call.outputs}
-    kept = tuple(
-        Kept(size, max(uses[key], default=None), for_gradient=True) for key, size in outputs.items() if key in uses
+    kept_tensors = tuple(
+        KeptTensor(size, max(uses[key], default=None), for_gradient=True)
+        for key, size in outputs.items()
+        if key in uses
     )
     working = inputs + sum(outputs.values()) + 2 * update_bytes(call.operation)
-    return LayerCall(name, working / _BYTES_A_SECOND, working, kept, may_end)
+    return LayerCall(name, working / _BYTES_A_SECOND, working, kept_tensors, may_end)
