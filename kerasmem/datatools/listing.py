@@ -229,7 +229,6 @@ class _Listing:
         dtype, layout, problem, stored = "", None, "", 0
         try:
             shape = shape_of(item)
-            stored = int(item.id.get_storage_size())
             dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
         except DAMAGED as error:
             problem = one_line(str(error))
@@ -240,6 +239,8 @@ class _Listing:
             message = one_line(str(error)).removeprefix(label).removeprefix(quote(self._path))
             problem = message.lstrip(": ").strip() or problem
         if layout is None:
+            with contextlib.suppress(*DAMAGED):
+                stored = int(item.id.get_storage_size())
             return Entry(name, shape, one_line(dtype, 200), None, problem, stored_bytes=stored)
         numbers = np.dtype(layout.dtype)
         is_codes = name.endswith("/codes") and f"{name.removesuffix('codes')}categories" in self._names
@@ -249,7 +250,7 @@ class _Listing:
             packing = read_packing(functools.partial(self._attribute, item), numbers)
         return Entry(
             name, layout.shape, layout.dtype, layout, "", "codes" if is_codes else "", self._class_names(item, name),
-            stored, packing, is_matlab=self._attribute(item, "MATLAB_class") is not None,
+            layout.stored_bytes, packing, is_matlab=self._attribute(item, "MATLAB_class") is not None,
         )  # fmt: skip
 
     def _table_columns(self, item: h5py.Dataset, name: str) -> Iterator[Entry]:

@@ -28,7 +28,6 @@ _STORAGE = {
     h5py.h5d.CHUNKED: "chunked",
     h5py.h5d.VIRTUAL: "virtual",
 }
-_STORED_APART = (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED)  # outside the dataset's header
 _LISTED = 12  # names shown in a message
 _IN_USE = ("unable to lock", "already open for")  # in HDF5's messages
 GROUP = 128
@@ -259,13 +258,15 @@ def missing_part(file: h5py.File, dataset: h5py.Dataset) -> str:
     """Describe the missing part of a dataset, or return "" if none is known."""
     if dataset.is_virtual:
         return _missing_sources(file, dataset)
-    unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
-    if unwritten and not dataset.external and dataset.id.get_create_plist().get_layout() in _STORED_APART:
-        return f"it was declared with shape {shape_of(dataset)} and never written"
+    unwritten = f"it was declared with shape {shape_of(dataset)} and never written"
     if dataset.chunks is None:
-        return ""
+        is_contiguous = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and not dataset.external
+        is_unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
+        return unwritten if is_contiguous and is_unwritten else ""
     expected = prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
-    absent = expected - dataset.id.get_num_chunks()
+    absent = expected - dataset.id.get_num_chunks()  # HDF5 walks the whole index
+    if absent == expected > 0:
+        return unwritten
     return f"{absent:,} of its {expected:,} chunks were never written" if absent > 0 else ""
 
 
