@@ -22,6 +22,13 @@ from kerasmem.streaming.reader import RowReader, Task
 _RECYCLED = 64 * 1024  # bytes; the memory of smaller batches is not reused
 _thread = threading.local()  # buffers of each thread
 
+Arrays = list[np.ndarray]
+"""One array per column."""
+
+
+def _make_buffers() -> None:
+    _thread.scratch = Scratch()
+
 
 class Window:
     """One window of an epoch, with its rows in the order of delivery.
@@ -39,7 +46,7 @@ class Window:
         error: the error that ended the loading.
     """
 
-    def __init__(self, order: EpochOrder, number: int, arrays: list[np.ndarray], *, counts: bool) -> None:
+    def __init__(self, order: EpochOrder, number: int, arrays: Arrays, *, counts: bool) -> None:
         self.order = order
         self.number = number
         self.arrays = arrays
@@ -118,7 +125,7 @@ class WindowRing:
         """Bytes of the windows."""
         return self._arena.nbytes
 
-    def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
+    def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> Arrays:
         """Return rows `start` to `stop` of an epoch in the order of delivery, one array per column.
 
         Args:
@@ -131,18 +138,14 @@ class WindowRing:
             DataError: If the rows cannot be read.
             UsageError: If the ring is closed, even while the caller waits for the rows.
         """
+        follows = False
         if own:
             with self._changed:
                 window = self._windows[0] if self._windows else None
                 if window is not None and window.has_next(order, start, stop):
                     return self._give(window, stop)
-        segments = order.segments(start, stop)
-        with self._changed:
-            self.refuse_if_closed()
-            uses_windows = self._uses_windows(order, segments[0], start, own)
-            if own:
-                self._next = order, stop
-        arrays = self._deliver(order, segments, own) if uses_windows else None
+                follows, self._next = self._next == (order, start), (order, stop)
+        arrays = self._deliver(order, order.segments(start, stop), own, follows)
         return self.reader.read(order.rows(start, stop), order.blocks.grid) if arrays is None else arrays
 
     def refuse_if_closed(self) -> None:
@@ -166,24 +169,27 @@ class WindowRing:
 
     # ---- delivery
 
-    def _uses_windows(self, order: EpochOrder, segment: Segment, start: int, own: bool) -> bool:
-        """Return whether to deliver a batch from windows, which may have to be loaded first."""
-        window = self._find(order, segment.window)
-        if window is not None:
-            return window.delivered <= segment.start
-        if all(window.is_delivered for window in self._windows):
-            return True
-        if own:  # the reader jumped, or another one follows an epoch
-            return segment.start == 0 or self._next == (order, start)
-        return self._is_free and self._find(order, segment.window - 1) is not None
+    def _give(self, window: Window, stop: int) -> Arrays:
+        """Return views of the next rows of a complete window."""
+        first, window.delivered = window.delivered, stop - window.first
+        self._next = window.order, stop
+        self._load_ahead()
+        return [array[first : window.delivered] for array in window.arrays]
 
-    def _deliver(self, order: EpochOrder, segments: Sequence[Segment], own: bool) -> list[np.ndarray] | None:
-        """Return the rows of some segments, or None if another reader took their windows."""
+    def _deliver(self, order: EpochOrder, segments: Sequence[Segment], own: bool, follows: bool) -> Arrays | None:
+        """Return the rows of some segments, or None if they have to be read directly.
+
+        Args:
+            order: the order of the epoch.
+            segments: the segments.
+            own: as in `batch`.
+            follows: whether the latest owned batch ended where the first segment starts.
+        """
         rows = sum(segment.stop - segment.start for segment in segments)
-        arrays: list[np.ndarray] | None = None
+        arrays: Arrays | None = None
         done = 0
         for segment in segments:
-            window = self._wait(order, segment, own)
+            window = self._wait(order, segment, own, follows)
             if window is None:
                 return None
             if own and len(segments) == 1 and not window.is_kept:
@@ -195,18 +201,13 @@ class WindowRing:
             done += segment.stop - segment.start
         return arrays
 
-    def _wait(self, order: EpochOrder, segment: Segment, own: bool) -> Window | None:
-        """Wait for the rows of a segment. Return its window, or None if the window was dropped."""
+    def _wait(self, order: EpochOrder, segment: Segment, own: bool, follows: bool) -> Window | None:
+        """Wait for the rows of a segment. Return their window, or None if they have to be read directly."""
         with self._changed:
             self.refuse_if_closed()
-            window = self._find(order, segment.window)
+            window = self._claim(order, segment, own, follows)
             if window is None:
-                if not own and not self._is_free:
-                    return None
-                self._drop_all()
-                window = self._begin(order, segment.window, ahead=False)
-            if own and not window.is_kept:
-                window.delivered = max(window.delivered, segment.stop)
+                return None
             while not window.has(segment, self._datasets):
                 self._changed.wait()
             if not window.over:
@@ -217,18 +218,12 @@ class WindowRing:
                 self.refuse_if_closed()
                 if window.error is not None:
                     raise window.error
-                return None
+                return None  # dropped by another reader
             if own and window in self._windows:  # it may have been dropped
                 self._load_ahead()
             return window
 
-    def _give(self, window: Window, stop: int) -> list[np.ndarray]:
-        first, window.delivered = window.delivered, stop - window.first
-        self._next = window.order, stop
-        self._load_ahead()
-        return [array[first : window.delivered] for array in window.arrays]
-
-    def _batch_arrays(self, rows: int) -> list[np.ndarray]:
+    def _batch_arrays(self, rows: int) -> Arrays:
         if self._recycles:
             return self._single.take(rows)
         return [np.empty((rows, *shape), dtype) for shape, dtype in self._shapes]
@@ -245,10 +240,31 @@ class WindowRing:
 
     # ---- current windows, under the lock
 
-    @property
-    def _is_free(self) -> bool:
-        """Whether no reader has begun a window without finishing it."""
-        return not any(window.delivered and not window.is_delivered for window in self._windows)
+    def _claim(self, order: EpochOrder, segment: Segment, own: bool, follows: bool) -> Window | None:
+        """Return the window of a segment, which may have to be loaded, or None if its rows have to be read directly.
+
+        With `own`, the reader then owns the rows. Nobody else gets them from the window.
+        """
+        window = self._find(order, segment.window)
+        if window is None:
+            if not self._may_replace(order, segment, own, follows):
+                return None
+            self._drop_all()
+            window = self._begin(order, segment.window, ahead=False)
+        if window.delivered > segment.start:
+            return None  # readers own these rows, and may have written to them
+        if own and not window.is_kept:
+            window.delivered = segment.stop
+        return window
+
+    def _may_replace(self, order: EpochOrder, segment: Segment, own: bool, follows: bool) -> bool:
+        """Return whether to drop the current windows and load the one of a segment."""
+        if all(window.is_delivered for window in self._windows):
+            return True
+        if own:  # the reader jumped, or another one follows an epoch
+            return segment.start == 0 or follows
+        is_unfinished = any(window.delivered and not window.is_delivered for window in self._windows)
+        return not is_unfinished and self._find(order, segment.window - 1) is not None
 
     def _find(self, order: EpochOrder, number: int) -> Window | None:
         key = order.key(number)
@@ -256,7 +272,7 @@ class WindowRing:
 
     def _drop_all(self) -> None:
         for window in self._windows:
-            window.stopped = window.stopped or not window.over
+            window.stopped |= not window.over
         self._windows = []
 
     def _load_ahead(self) -> None:
@@ -273,8 +289,6 @@ class WindowRing:
         """Start to load a window. With `ahead`, no reader waits for it yet."""
         arrays = self._arena.take(order.window_rows(number))
         window = Window(order, number, arrays, counts=order.windows > 1)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.memory.threads, thread_name_prefix="kerasmem-reader")
         self._submit(window, lambda: self._plan(window, ahead=ahead))
         self._windows.append(window)
         return window
@@ -283,10 +297,10 @@ class WindowRing:
 
     def _submit(self, window: Window, step: Callable[[], None]) -> None:
         with self._changed:
-            pool = self._pool
-            if pool is None:
-                raise UsageError(CLOSED)
-            pool.submit(self._run, window, step)
+            self.refuse_if_closed()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.memory.threads, "kerasmem-reader", _make_buffers)
+            self._pool.submit(self._run, window, step)
             window.jobs += 1
 
     def _plan(self, window: Window, *, ahead: bool) -> None:
@@ -297,8 +311,6 @@ class WindowRing:
 
     def _load(self, window: Window) -> None:
         """Run tasks until none is left. One job per task would cost more than a small task."""
-        if not hasattr(_thread, "scratch"):
-            _thread.scratch = Scratch()
         while not window.stopped:
             try:
                 task = window.tasks.popleft()

@@ -125,6 +125,18 @@ def test_owned_rows_are_read_directly():
     store.close()
 
 
+def test_rows_that_two_readers_request_at_once_have_one_owner():
+    reader, order, both = FakeReader(), an_order(), threading.Barrier(2)
+    store = a_store(reader)
+    deliver = store._deliver
+    store._deliver = lambda *request: both.wait(20) is not None and deliver(*request)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: store.batch(order, 0, 8, own=True)[1], range(2))
+    assert not np.shares_memory(first, second)
+    assert first.tolist() == second.tolist() == order.rows(0, 8).tolist()
+    store.close()
+
+
 def test_a_single_window_stays_from_epoch_to_epoch():
     reader = FakeReader()
     store = a_store(reader, count=1, rows=ROWS)
