@@ -24,7 +24,6 @@ from kerasmem.streaming.workers import ForkLocal
 
 FORMAT_VERSION = 1
 _SHOWN = 100  # characters
-_POSITION = ("seed", "epoch", "batch")
 # Fixes for settings that are not simply an argument of the same name.
 _REMEDIES = {
     "shard": "use as many workers as before, and load in each worker the state that it saved",
@@ -44,6 +43,9 @@ class Progress:
         epoch: number of the first epoch.
         batch: number of the first batch in it.
 
+    Attributes:
+        upcoming: position at which the next training cursor opens.
+
     Examples:
         >>> progress = Progress(batches=3)
         >>> cursor = TrainingCursor(progress)
@@ -55,7 +57,7 @@ class Progress:
     def __init__(self, batches: int, epoch: int = 0, batch: int = 0) -> None:
         self.batches = batches
         self._locks: ForkLocal[threading.Lock] = ForkLocal()
-        self._next = Position(epoch, batch)
+        self.upcoming = Position(epoch, batch)
         self._skipped = 0
         self._latest: TrainingCursor | None = None  # the cursor that opened last
         self._cursors: weakref.WeakSet[TrainingCursor] = weakref.WeakSet()
@@ -63,7 +65,7 @@ class Progress:
         self.direct = TrainingCursor(self)
 
     def __reduce__(self) -> tuple[type[Progress], tuple[int, int, int]]:
-        batch = self._next.batch if self._next.epoch == self.epoch else 0
+        batch = self.upcoming.batch if self.upcoming.epoch == self.epoch else 0
         return Progress, (self.batches, self.epoch, batch)  # a copy has no readers
 
     @property
@@ -81,12 +83,7 @@ class Progress:
     def position(self) -> Position:
         """Position of the training batch that is requested next."""
         with self.lock:
-            return self._latest.position if self._latest is not None and self._latest.is_open else self._next
-
-    @property
-    def upcoming(self) -> Position:
-        """Position at which the next training cursor opens."""
-        return self._next
+            return self._latest.position if self._latest is not None and self._latest.is_open else self.upcoming
 
     @property
     def endless(self) -> bool:
@@ -102,9 +99,9 @@ class Progress:
             skipped: number of batches of Keras's next epoch that Keras counts without requesting them.
         """
         with self.lock:
-            self._next, self._skipped = Position(epoch, batch), skipped
+            self.upcoming, self._skipped = Position(epoch, batch), skipped
             for cursor in list(self._cursors):
-                cursor.move(self._next)
+                cursor.move(self.upcoming)
 
     def after(self, start: Position, count: int) -> Position:
         """Return the position `count` batches after another."""
@@ -115,19 +112,19 @@ class Progress:
 
     def current_epoch(self) -> int:
         """Return the current epoch, or the next one between epochs."""
-        return self._latest.epoch if self._latest is not None and self._latest.is_open else self._next.epoch
+        return self._latest.epoch if self._latest is not None and self._latest.is_open else self.upcoming.epoch
 
     def open(self, cursor: TrainingCursor) -> tuple[Position, int]:
         """Return the start of a training cursor, and how many batches Keras counts without requesting them."""
         self._latest = cursor
         self._cursors.add(cursor)
         skipped, self._skipped = self._skipped, 0
-        return self._next, skipped
+        return self.upcoming, skipped
 
     def use_up(self, epoch: int) -> None:
         """Open the next training cursor after `epoch` or later."""
-        if self._next.epoch <= epoch:
-            self._next = Position(epoch + 1, 0)
+        if self.upcoming.epoch <= epoch:
+            self.upcoming = Position(epoch + 1, 0)
 
 
 class EvaluationCursor:
@@ -244,7 +241,7 @@ class TrainingCursor:
             is_unfinished = False
             if self._phase is _Phase.READING:
                 self._keras_first += self.steps
-                is_unfinished = self._delivered < self._first + self._left(self._start)
+                is_unfinished = self._delivered - self._first < self._progress.batches - self._start.batch
             stays_open = is_unfinished or self.steps > 0
             self._phase = _Phase.PAUSED if stays_open else _Phase.CLOSED
             return not stays_open
@@ -254,7 +251,8 @@ class TrainingCursor:
         with self._progress.lock:
             counts, opening = self.is_open, self._openings
             start, first = (self._start, self._first) if counts else (self._progress.upcoming, 0)
-        for number in itertools.count(first) if self.steps else range(first, first + self._left(start)):
+        stop = first + self._progress.batches - start.batch
+        for number in itertools.count(first) if self.steps else range(first, stop):
             if not counts:
                 yield self._progress.after(start, number), False
                 continue
@@ -276,13 +274,8 @@ class TrainingCursor:
             self._progress.use_up(self._start.epoch)
             return self._progress.after(self._start, index), True
 
-    # ---- private
-
     def _position_of(self, number: int) -> Position:
         return self._progress.after(self._start, number - self._first)
-
-    def _left(self, start: Position) -> int:
-        return self._progress.batches - start.batch
 
 
 Cursor = TrainingCursor | EvaluationCursor
@@ -347,7 +340,7 @@ def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
             f"state: format_version must be {FORMAT_VERSION}; got {state.get('format_version')!r}. Load the state with "
             "the version of kerasmem that saved it"
         )
-    for name in _POSITION:
+    for name in ("seed", "epoch", "batch"):
         value = state.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise DataError(f"state: {name} must be a whole number from 0; got {value!r}")
