@@ -161,7 +161,7 @@ def early_noise(series: Sequence[float]) -> float:
 
     Examples:
         >>> early_noise([0, 5, 6, 7, 12, 13])
-        0.0
+        2.0
     """
     early = series[: _warm_up(len(series)) + 1]
     steps = [after - before for before, after in itertools.pairwise(early)]

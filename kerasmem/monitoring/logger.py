@@ -130,7 +130,7 @@ class MemoryLogger(keras.callbacks.Callback):
     @property
     def rank(self) -> int | None:
         """Number of this process in the latest run, or None for a single process."""
-        worker = self._recorder.worker
+        worker = self._recorder.log.worker
         return None if worker is None else worker.rank
 
     @property

@@ -67,7 +67,6 @@ class Recorder:
         log: rows, notes and phases so far.
         epoch: number of the epoch in progress, or None between epochs.
         run_peaks: largest peak of each device in the latest run that has ended.
-        worker: number of this process in the run, or None for a single process.
         phase: phase of the training.
         seconds: time in each hook so far, by its name.
         leak_watch: watch over the epochs, or None without `leaks`.
@@ -105,7 +104,6 @@ class Recorder:
         self.epoch: int | None = None
         self.run_peaks: dict[str, int] = {}
         self.phase = CurrentPhase()
-        self.worker: Worker | None = None
         self.leak_watch = LeakWatch("epochs") if leaks else None
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._batches = 0
@@ -154,7 +152,6 @@ class Recorder:
         self.phase.enter("between")
         if self._start is None:
             self._start = self.clock()
-        self.worker = worker
         self.log.open(worker)
         self._reader = DeviceReader(self._reader_note, self.nvml)
         sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.sampling)
@@ -164,7 +161,7 @@ class Recorder:
             self._readable.add("peak_bytes")
         if "rss_bytes" in self._readable:
             self._readable.add("tree_bytes")
-        self.log.begin_run(worker)
+        self.log.begin_run()
         self._sampler = sampler
         sampler.start()
 
@@ -254,7 +251,9 @@ class Recorder:
     @_hook
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the previous reading, and start the batch's own, if the batch is recorded."""
-        self.phase.batch("train batch" if kind == "train" else self.phase.rest)
+        current = self.phase
+        current.phase = "train batch" if kind == "train" else current.rest
+        current.changes += 1
         if batch < self._next_batch.get(kind, 0) or self._reader is None:
             return
         self._open_batches[kind] = batch, self._reader.peaks()

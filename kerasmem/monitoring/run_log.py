@@ -37,6 +37,7 @@ class RunLog:
 
     Attributes:
         run: number of the run in progress, or None between runs.
+        worker: number of this process in the latest run, or None for a single process.
         notes: failed readings and their reasons.
         phases: largest sizes of the background readings, phase by phase.
         family: identifies a recording and its copies, which add to the same file.
@@ -45,6 +46,7 @@ class RunLog:
 
     def __init__(self, filename: str | os.PathLike[str] | None, append: bool, write_rows: Callable[[], None]) -> None:
         self.run: int | None = None
+        self.worker: Worker | None = None
         self.notes: dict[str, None] = {}
         self.phases: list[PhasePeaks] = []
         self.family = uuid.uuid4().hex
@@ -64,6 +66,7 @@ class RunLog:
         Raises:
             UsageError: If the file cannot be written.
         """
+        self.worker = worker
         if self._filename is None:
             return
         target = own_path(Path(self._filename), worker)
@@ -74,11 +77,11 @@ class RunLog:
         self._next_run = max(self._next_run, self._file.next_run)
         _begun.add(self.family)
 
-    def begin_run(self, worker: Worker | None) -> None:
+    def begin_run(self) -> None:
         """Assign the next run number, and write the run's start and the notes so far."""
         self.run = self._next_run
         self._next_run += 1
-        ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
+        ranks = {} if self.worker is None else {"rank": self.worker.rank, "ranks": self.worker.size}
         started = datetime.now(timezone.utc).isoformat()
         self.add_object("run", format_version=FORMAT_VERSION, started=started, notes=list(self.notes), **ranks)
 

@@ -45,11 +45,11 @@ class CurrentPhase:
 
     Attributes:
         phase: current phase.
-        rest: phase after the end of the batch.
+        rest: phase between batches.
         changes: number of times that `phase` was set.
     """
 
-    __slots__ = ("__weakref__", "changes", "phase", "rest")
+    __slots__ = ("changes", "phase", "rest")
 
     def __init__(self) -> None:
         self.phase = self.rest = "between"
@@ -58,11 +58,6 @@ class CurrentPhase:
     def enter(self, phase: str) -> None:
         """Set the phase until another is set."""
         self.phase = self.rest = phase
-        self.changes += 1
-
-    def batch(self, phase: str) -> None:
-        """Set the phase until the batch has ended."""
-        self.phase = phase
         self.changes += 1
 
 
@@ -97,9 +92,8 @@ class PhaseMaxima:
         return largest_known(getattr(peaks, size) for peaks in self._peaks.values())
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
-        """Return the peaks so far, in the order of `PHASES`, and reset them."""
-        order = {phase: number for number, phase in enumerate(PHASES)}
-        ordered = sorted(self._peaks.values(), key=lambda peaks: order.get(peaks.phase or "", len(order)))
+        """Return the peaks so far, in the order of `PHASES` and others last, and reset them."""
+        ordered = sorted(self._peaks.values(), key=lambda peaks: (*PHASES, peaks.phase).index(peaks.phase))
         self._peaks = {}
         return [replace(peaks, run=run, epoch=epoch) for peaks in ordered]
 
