@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -59,14 +59,6 @@ def selected(column: Columns, rows: Array) -> dict[str, Array]:
     return {name: values[rows] for name, values in column.items()}
 
 
-def continuous(column: Columns) -> Iterator[dict[str, Array]]:
-    """Split rows at steps back in time: a process that appends to a log starts its clock from 0."""
-    cuts = np.flatnonzero(np.diff(column["time"]) < -1e-3) + 1
-    for rows in np.split(np.arange(len(column["time"])), cuts):
-        if len(rows):
-            yield selected(column, rows)
-
-
 class Stretch:
     """Collects the lines and epochs of one stretch of continuous time.
 
@@ -116,6 +108,26 @@ class Stretch:
         first, last = self._runs
         starts = tuple(EpochStart(int(epoch), round(start, 4)) for (_, epoch), start in self._epochs.items())
         return Curves((int(first), int(last)), tuple(lines), starts)
+
+
+def add_to_stretches(stretches: list[Stretch], column: Columns, points: int) -> None:
+    """Add rows to the last stretch. A new one begins at each step back in time.
+
+    A process that appends to a log starts its clock from 0.
+
+    Args:
+        stretches: stretches so far.
+        column: columns of the rows.
+        points: maximum number of points of each curve.
+    """
+    end = stretches[-1].end if stretches else math.inf
+    cuts = np.flatnonzero(np.diff(column["time"], prepend=end) < -1e-3)
+    continued, *others = np.split(np.arange(len(column["time"])), cuts)
+    if len(continued):
+        stretches[-1].add(selected(column, continued))
+    for rows in others:
+        stretches.append(Stretch(points))
+        stretches[-1].add(selected(column, rows))
 
 
 def thin(seconds: Array, values: Array, limit: int) -> Array:

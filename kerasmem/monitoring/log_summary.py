@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.monitoring.curves import HIGHEST, Array, Columns, Curves, Stretch, continuous, selected
+from kerasmem.monitoring.curves import HIGHEST, Array, Columns, Curves, Stretch, add_to_stretches, selected
 from kerasmem.monitoring.logfile import read_tables
 from kerasmem.monitoring.sampler import PhaseMaxima
-from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, PhasePeaks, Table, Timeline, largest_known
+from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, PhasePeaks, Table, Timeline, known_int, largest_known
 from kerasmem.records import Record
 
 _LARGEST = ("driver_used_bytes", "driver_total_bytes", "rss_bytes")  # summarized by their maximum
@@ -134,11 +134,7 @@ def _summary(
         rows += len(table)
         for run in dict.fromkeys(column["run"].tolist()):
             totals[run].add(selected(column, column["run"] == run))
-        for part in continuous(selected(column, ~np.isnan(column["time"]))):
-            start = part["time"][0]
-            if not stretches or start < stretches[-1].end - 1e-3:
-                stretches.append(Stretch(points))
-            stretches[-1].add(part)
+        add_to_stretches(stretches, selected(column, ~np.isnan(column["time"])), points)
     background: dict[float, list[PhasePeaks]] = defaultdict(list)
     maxima = PhaseMaxima()
     for peaks in phases:
@@ -170,7 +166,7 @@ class _RunTotals:
         self.phases: set[str | None] = set()
         self.start, self.end = math.inf, -math.inf
         self.peak = _Peak(-1, False)
-        self.largest: dict[str, int | None] = dict.fromkeys(_LARGEST)
+        self.largest = dict.fromkeys(_LARGEST, math.nan)
         self.batches: Counter[tuple[str | None, str | None]] = Counter()  # by device and phase
         self.series: dict[tuple[str | None, str], list[Array]] = defaultdict(list)  # by device and size, known values
 
@@ -184,7 +180,7 @@ class _RunTotals:
             self.peak = self.peak._replace(device=column["device"][0])
         self.peak = max(self.peak, *_peaks(column), key=lambda peak: peak[:2])
         for size in _LARGEST:
-            self.largest[size] = largest_known([self.largest[size], _largest(column[size])])
+            self.largest[size] = np.fmax(self.largest[size], np.fmax.reduce(column[size]))
         for device in dict.fromkeys(column["device"].tolist()):
             is_of_device = column["device"] == device
             for phase in phases:
@@ -201,7 +197,7 @@ class _RunTotals:
         is_known = peak.bytes >= 0
         in_use, rss = (np.concatenate(self.series[device, size]) for size in _SERIES)
         sizes = {
-            size: largest_known([largest, *(getattr(peaks, size, None) for peaks in background)])
+            size: largest_known([known_int(largest), *(getattr(peaks, size, None) for peaks in background)])
             for size, largest in self.largest.items()
         }
         return RunSummary(
@@ -211,8 +207,8 @@ class _RunTotals:
             batches=self.batches[device, kind],
             peak_bytes=int(peak.bytes) if is_known else None,
             peak_phase=peak.phase,
-            peak_epoch=_whole(peak.epoch),
-            peak_batch=_whole(peak.batch),
+            peak_epoch=known_int(peak.epoch),
+            peak_batch=known_int(peak.batch),
             mean_in_use_bytes=round(float(in_use.mean())) if len(in_use) else None,
             in_use_growth_bytes=growth(in_use),
             rss_growth_bytes=growth(rss),
@@ -228,16 +224,6 @@ def _peaks(column: Columns) -> Iterator[_Peak]:
             row = int(np.where(usable, column[size], -1).argmax())
             phase, epoch, batch, device = (column[name][row] for name in ("phase", "epoch", "batch", "device"))
             yield _Peak(column[size][row], is_of_batch, phase, epoch, batch if is_of_batch else math.nan, device)
-
-
-def _whole(value: float) -> int | None:
-    return None if math.isnan(value) else int(value)
-
-
-def _largest(values: Array) -> int | None:
-    """Return the largest known value, or None if all are unknown."""
-    known = values[~np.isnan(values)]
-    return int(known.max()) if len(known) else None
 
 
 def growth(values: Array) -> int | None:

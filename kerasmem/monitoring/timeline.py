@@ -79,10 +79,11 @@ def pack(samples: Iterable[Sample]) -> Table:
 
 def _unpack(row: Sequence[Any]) -> Sample:
     run, time, phase, epoch, batch, steps, device, *sizes = row
-    return Sample._make([int(run), time, phase, *map(_whole, (epoch, batch, steps)), device, *map(_whole, sizes)])
+    return Sample._make([int(run), time, phase, *map(known_int, (epoch, batch, steps)), device, *map(known_int, sizes)])
 
 
-def _whole(value: float) -> int | None:
+def known_int(value: float) -> int | None:
+    """Return a number of a table as an integer, or None if it is NaN."""
     return None if value != value else int(value)
 
 
@@ -217,7 +218,7 @@ class Timeline:
     @property
     def peak(self) -> int | None:
         """Largest allocator peak, in bytes, or None if unknown."""
-        return self.max("peak_bytes")
+        return self.max()
 
     def to_frame(self) -> Any:
         """Return the readings as a `pandas.DataFrame`, one row each, sizes in bytes.
@@ -228,7 +229,7 @@ class Timeline:
         return frame_of([row._asdict() for row in self])
 
     def __str__(self) -> str:
-        row, position = self.largest("peak_bytes"), []
+        row, position = self.largest(), []
         if row is not None:
             counts = (("epoch", row.epoch), ("batch", row.batch))
             numbers = [f"{name} {count + 1}" for name, count in counts if count is not None]
