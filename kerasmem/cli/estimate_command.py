@@ -12,6 +12,7 @@ import click
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, check_options, model_options, read_lists, step_settings, worst
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result, show_text, spinner
+from kerasmem.files import read_json
 
 
 def _is_many(options: Mapping[str, Any]) -> bool:
@@ -115,7 +116,7 @@ def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = {}
     for name, values in read_lists("--grid", texts, "batch_size=16,32,64").items():
         try:
-            grid[name] = json.loads(f"[{values}]")
+            grid[name] = read_json(f"[{values}]")
         except ValueError:
             grid[name] = [_value(text) for text in values.split(",")]
     return grid
@@ -123,6 +124,6 @@ def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text

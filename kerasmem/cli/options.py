@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
@@ -16,7 +15,7 @@ import click
 
 from kerasmem.checks import Color, Decimal, MethodName, Mode, RowsAxis, batch_size, nearest
 from kerasmem.errors import UsageError
-from kerasmem.files import package_data
+from kerasmem.files import package_data, read_json
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FIRST = "Options"  # panel of a command's own options
@@ -34,13 +33,21 @@ class Choice(click.Choice[str]):
         return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
 
 
+class Range(click.FloatRange):
+    """A range of numbers without NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a number, or fail."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a number", param, ctx) if number != number else number
+
+
 _TYPES: dict[str, Any] = {
     "count": click.IntRange(min=1),
     "whole": click.IntRange(min=0),
-    "number": click.FLOAT,
-    "seconds": click.FloatRange(min=0, min_open=True),
-    "seconds or 0": click.FloatRange(min=0),
-    "share": click.FloatRange(0, 1, max_open=True),
+    "seconds": Range(min=0, min_open=True),
+    "seconds or 0": Range(min=0),
+    "share": Range(0, 1, max_open=True),
     "file": click.Path(),
     "output": click.Path(dir_okay=False),
     "folder": click.Path(file_okay=False),
@@ -212,7 +219,7 @@ def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"--factory-arg must be NAME=VALUE, such as depth=5; got {text!r}")
         arguments[name] = value
         with contextlib.suppress(ValueError):
-            arguments[name] = json.loads(value)
+            arguments[name] = read_json(value)
     return arguments
 
 

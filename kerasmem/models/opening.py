@@ -204,7 +204,7 @@ def _open_factory(
         model = _call_factory(build, arguments)
     except KerasmemError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(
             f"{source} failed to build the model: {type(error).__name__}: {keras_reason(error)}"
         ) from error

@@ -75,5 +75,5 @@ def import_user_module(name: str, option: str) -> dict[str, Any]:
         sys.path.insert(0, Path.cwd().as_posix())
     try:
         return runpy.run_path(name) if name.endswith(".py") else vars(importlib.import_module(name))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit or parse the command line
         raise UsageError(f"{option} {name}: cannot be imported ({type(error).__name__}: {error})") from error

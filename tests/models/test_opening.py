@@ -219,6 +219,7 @@ def test_factories(tmp_path, monkeypatch):
         "def build(): return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\n"
         "def broken(): raise RuntimeError('no luck')\n"
         "def nothing(): return 3\n"
+        "def ending(): raise SystemExit(0)\n"
         "value = 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -232,6 +233,7 @@ def test_factories(tmp_path, monkeypatch):
     for name, error, message in [
         ("nets:broken", ModelError, "no luck"),
         ("nets:nothing", ModelError, "must return .*got int"),
+        ("nets:ending", ModelError, "SystemExit: 0"),
         ("nets:value", UsageError, "no function 'value'"),
         ("nets:absent", UsageError, "no function 'absent'"),
         ("absent.module:build", UsageError, "cannot be imported"),
