@@ -25,7 +25,7 @@ from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.op_names import Attribution, Instant
 from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import element_bytes
-from kerasmem.models.step import trace_step
+from kerasmem.models.step import TargetsError, trace_step
 
 # "auto" runs real steps only if the formula's total is at most this share of the free memory.
 PROBED_SHARE = 0.25
@@ -63,6 +63,8 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
     for name in names:
         try:
             outcome = run_method(name, step)
+        except TargetsError:
+            raise
         except KerasmemError as error:
             reasons.append(f"{name} has no answer: {error}")
         except Exception as error:  # answer by the formula, and run no step of the model

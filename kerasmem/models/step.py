@@ -31,6 +31,10 @@ from kerasmem.models.weightless import placeholders_for, with_stand_ins
 _STEPS = {"train": "train_step", "evaluate": "test_step", "inference": "predict_step"}
 
 
+class TargetsError(UsageError):
+    """The user's targets do not match the model."""
+
+
 @dataclass(frozen=True)
 class PreparedStep:
     """A compiled model and the batch of its step.
@@ -120,6 +124,7 @@ def prepare_step(
 
     Raises:
         ModelError: If Keras cannot compile or build the model.
+        TargetsError: If the user's targets do not match the model.
     """
     keras = import_keras()
     flat = [keras.KerasTensor((batch_size, *one.shape[1:]), one.dtype) for one in inputs]
@@ -140,6 +145,11 @@ def prepare_step(
     except KerasmemError:
         raise
     except Exception as error:
+        if training.targets != TargetSettings():
+            raise TargetsError(
+                f"--target-shape and --target-dtype must match the outputs and the loss of model {model.name!r}: "
+                f"{keras_reason(error)}"
+            ) from error
         raise ModelError(f"model {model.name!r} cannot be prepared for training: {keras_reason(error)}") from error
     return prepared
 

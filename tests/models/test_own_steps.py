@@ -142,6 +142,8 @@ def test_targets_that_cannot_be(given, words):
 
 def test_a_loss_is_given_another_dtype_or_no_targets():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    with pytest.raises(UsageError, match="--target-shape and --target-dtype must match the outputs and the loss"):
+        kerasmem.estimate(model, target_shape="x=3")
     model.compile(loss="mse")
     output = keras.KerasTensor((8, 3))
     assert step_targets(model, read_targets(None, "float16"), lambda: output, 8).dtype == "float16"
