@@ -13,9 +13,19 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
-from kerasmem.estimation.report import TOO_CLOSE, VERDICTS, Bytes, LayerMemory, MemoryReport, interval_verdict
+from kerasmem.estimation.report import (
+    TOO_CLOSE,
+    VERDICTS,
+    Bytes,
+    LayerMemory,
+    MemoryReport,
+    check_sizes,
+    device_verdict,
+    interval_verdict,
+)
 from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.records import Record, json_field
@@ -148,8 +158,12 @@ def compare(
         if report is None:
             report = estimate_spec(replace(spec, model=model))
             spec = replace(spec, method=report.settings.method)  # the second uses the method chosen for the first
+        elif spec.device is not None:
+            report = replace(report, device=device_verdict(resolve_device(str(spec.device)), report.bytes))
         reports.append(report)
     before, after = reports
+    if None not in saved:
+        _check_own_settings(before, settings)
     differences = list(_setting_differences(before, after, _OF_THE_ESTIMATE))
     if differences and not allow_different_settings:
         raise UsageError(
@@ -199,9 +213,11 @@ def _saved_report(model: Any) -> MemoryReport | None:
     if data is None or "formula" not in data or "format_version" not in data:
         return None
     try:
-        return MemoryReport.from_dict(data)
+        report = MemoryReport.from_dict(data)
+        check_sizes(report)
     except InputError as error:
         raise InputError(f"{path}: {error}; to replace it, run kerasmem estimate MODEL --json > {path}") from error
+    return report
 
 
 def _settings_of(report: MemoryReport) -> dict[str, Any]:
@@ -210,6 +226,14 @@ def _settings_of(report: MemoryReport) -> dict[str, Any]:
     arguments = {"batch_size": settings.batch_size, "mode": settings.mode}
     is_run = settings.method in ("measure", "profile")
     return arguments if is_run else {**arguments, "method": settings.method}
+
+
+def _check_own_settings(report: MemoryReport, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that differ from those of a saved report, if no model is estimated with them."""
+    for name in _OF_THE_ESTIMATE:
+        own, value = getattr(report.settings, name), settings.get(name, "auto")
+        if value not in ("auto", own):
+            raise UsageError(f"{name} must be {own}, as in the saved reports; got {value}. Estimate the models again")
 
 
 def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:

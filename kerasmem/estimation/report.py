@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget, all_cards
+from kerasmem.errors import InputError
 from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory
@@ -15,6 +16,7 @@ from kerasmem.models.sizes import ModelFacts as ModelFacts
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
+_MOST_BYTES = 2**60  # in a saved report
 VERDICTS = FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
 
 
@@ -257,6 +259,18 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
             return f"{self.model.name} {self.needs}{self.if_free}"
         fits = verdict_on(self.device.verdict, self.device.name)
         return f"{self.model.name} {fits}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
+
+
+def check_sizes(report: Any) -> None:
+    """Refuse a saved estimate or profile with impossible numbers, such as sizes that charts and shares cannot show.
+
+    Raises:
+        InputError: If a number is negative or too large.
+    """
+    for name, part in (*vars(report).items(), *(("layers", layer) for layer in report.layers)):
+        for field_name, size in getattr(part, "__dict__", {}).items():
+            if isinstance(size, int) and not 0 <= size <= _MOST_BYTES:
+                raise InputError(f"{name}.{field_name} must be from 0 to 2**60")
 
 
 def verdict(need: Bytes, available_bytes: int) -> str:

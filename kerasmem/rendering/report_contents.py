@@ -9,13 +9,11 @@ from typing import Any
 from rich.table import Column, Table
 
 from kerasmem.errors import InputError
-from kerasmem.estimation.report import MemoryReport
+from kerasmem.estimation.report import MemoryReport, check_sizes
 from kerasmem.monitoring.log_summary import LogSummary, RunSummary
 from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.formatting import figures, known_size, short_name, signed_size, table
 from kerasmem.units import format_count, printable
-
-_MOST_BYTES = 2**60  # a chart cannot scale more
 
 
 @dataclass(frozen=True)
@@ -64,22 +62,13 @@ def read_report(data: Mapping[str, Any], source: str) -> SavedReport:
     kind: type[MemoryReport | StepProfile] = StepProfile if data.get("measured") is True else MemoryReport
     try:
         report = kind.from_dict(data)
-        _check_sizes("bytes", report.bytes)
-        _check_sizes("device", getattr(report, "device", None))
-        for layer in report.layers:
-            _check_sizes("layers", layer)
+        check_sizes(report)
     except InputError as error:
         raise InputError(
             f"{source}: not a kerasmem estimate or profile: {error}; "
             "write it again: kerasmem estimate MODEL --json > estimate.json"
         ) from error
     return SavedReport(source, report)
-
-
-def _check_sizes(part: str, record: Any) -> None:
-    for name, size in ({} if record is None else vars(record)).items():
-        if isinstance(size, int) and not 0 <= size <= _MOST_BYTES:
-            raise InputError(f"{part}.{name} must be from 0 to 2**60")
 
 
 RUN_COLUMNS = ("Run", "Peak", "Peak in", "Mean in use", "Growth", "Host", "Growth", "Card", "Batches", "Time")

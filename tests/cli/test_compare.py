@@ -58,6 +58,14 @@ def test_a_saved_report_stands_for_its_model(cli, files, tmp_path):
     assert data["after"]["settings"]["method"] == "formula"
     refused = cli("compare", base, files[1], "--batch-size", 9, "--json")
     assert refused.code == 2 and "the batch sizes differ: 7 and 9; estimate both with the same settings" in refused.err
+    refused = cli("compare", base, base, "--batch-size", 9)
+    assert refused.code == 2 and "batch_size must be 7, as in the saved reports; got 9" in refused.err
+    judged = json.loads(cli("compare", base, base, "--device", "1MiB", "--json").out)
+    assert judged["after"]["device"]["verdict"] == "fits"
+    total = json.loads(saved)["bytes"]["total"]
+    base.write_text(saved.replace(f'"total": {total}', f'"total": {10**400}'))
+    assert "bytes.total must be from 0 to 2**60" in cli("compare", base, base).err
+    base.write_text(saved)
     allowed = ("--allow-different-settings", "--json")
     other = json.loads(cli("compare", base, files[1], "--batch-size", 9, *allowed).out)
     assert other["notes"] == ["the batch sizes differ: 7 and 9"]
