@@ -243,7 +243,7 @@ def _recompute_tensor(gradient: Any) -> Any:
     operation: Any = gradient.op if tf.is_symbolic_tensor(gradient) else None
     kind = getattr(operation, "type", None)
     if kind == "Placeholder":  # in a branch, for an outer tensor
-        outside = next((one for one, other in getattr(operation.graph, "captures", ()) if other is gradient), None)
+        outside = next((outer for outer, other in getattr(operation.graph, "captures", ()) if other is gradient), None)
         if tf.is_symbolic_tensor(outside):
             return _recompute_tensor(outside)
     if kind in ("Identity", "IdentityN"):  # a sum over a single replica

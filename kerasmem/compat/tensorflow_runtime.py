@@ -116,8 +116,8 @@ def body_of(name: str) -> Any:
         (node.op, tuple(map(source, node.input)), *sorted((key, repr(value)) for key, value in node.attr.items()))
         for node in nodes
     )
-    results = tuple(source(definition.ret[one.name]) for one in definition.signature.output_arg)
-    return tuple(one.type for one in arguments), operations, results
+    results = tuple(source(definition.ret[output.name]) for output in definition.signature.output_arg)
+    return tuple(argument.type for argument in arguments), operations, results
 
 
 def has_gpu_kernel(definition: Any) -> bool:
@@ -141,7 +141,7 @@ def _dtypes(value: Any) -> tuple[int, ...]:
 def _gpu_kernels(operation: str) -> tuple[tuple[str, tuple[tuple[str, frozenset[int]], ...]], ...]:
     """Return the label of each GPU kernel for an operation, and its supported dtypes by attribute."""
     return tuple(
-        (kernel.label, tuple((one.name, frozenset(one.allowed_values.list.type)) for one in kernel.constraint))
+        (kernel.label, tuple((item.name, frozenset(item.allowed_values.list.type)) for item in kernel.constraint))
         for kernel in KERNELS(operation).kernel
         if kernel.device_type in ("GPU", "DEFAULT")
     )

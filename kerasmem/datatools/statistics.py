@@ -108,10 +108,10 @@ def _sum_up(
     return moments
 
 
-def _join(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
-    if not (one and other):
-        return one or other
-    return [first.join(second) for first, second in zip(one, other, strict=True)]
+def _join(moments: list[_Moments], other: list[_Moments]) -> list[_Moments]:
+    if not (moments and other):
+        return moments or other
+    return [first.join(second) for first, second in zip(moments, other, strict=True)]
 
 
 @dataclass

@@ -145,7 +145,7 @@ def allocator_bytes(free_bytes: int, compute_capability: tuple[int, int]) -> int
 def largest_context(compute_capability: tuple[int, int]) -> int:
     """Return the bytes of the largest CUDA context of a compute capability, or of the next lower one."""
     known = {card.compute_capability for card in all_cards()}
-    closest = max((one for one in known if one <= compute_capability), default=min(known))
+    closest = max((capability for capability in known if capability <= compute_capability), default=min(known))
     return max(card.context_bytes for card in all_cards() if card.compute_capability == closest)
 
 
@@ -242,9 +242,8 @@ def find_card(name: str) -> Card:
     if card is not None:
         return card
     if normalized in families():
-        several = ", ".join(
-            f"{one.key} ({format_size(one.memory_bytes)})" for one in all_cards() if one.key in families()[normalized]
-        )
+        cards = [card for card in all_cards() if card.key in families()[normalized]]
+        several = ", ".join(f"{card.key} ({format_size(card.memory_bytes)})" for card in cards)
         raise UsageError(f"device must be one of {several}, {_OTHER_DEVICES}; got {name!r}")
     names = [known for card in all_cards() for known in (card.key, *card.aliases)]
     raise UsageError(f"device must be a card of the catalogue, {_OTHER_DEVICES}; got {name!r}{nearest(name, names)}")

@@ -87,7 +87,7 @@ def devices_of_jax() -> tuple[list[TrackedDevice], list[str]]:
     """List JAX's GPUs of this process and notes, as `tracked_devices`."""
     devices, notes = [], []
     try:
-        local = [one for one in importlib.import_module("jax").local_devices() if one.platform != "cpu"]
+        local = [device for device in importlib.import_module("jax").local_devices() if device.platform != "cpu"]
     except Exception as error:  # usually a broken driver
         return [TrackedDevice(None)], [f"allocator: JAX cannot list its devices: {error}; {_HOST_ONLY}"]
     for device in local:

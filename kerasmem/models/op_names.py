@@ -143,7 +143,7 @@ class RecordedScopes:
         """Map the id of each variable to the path of the innermost layer that has it."""
         owners: dict[int, Path] = {}
         for path, layer in self.layers.items():
-            inner = {id(variable) for one in flatten_layers(layer, include_self=False) for variable in one.variables}
+            inner = {id(variable) for part in flatten_layers(layer, include_self=False) for variable in part.variables}
             for variable in layer.variables:
                 if id(variable) not in inner:
                     owners.setdefault(id(variable), path)

@@ -16,7 +16,7 @@ from kerasmem.models.user_code import is_of_a_library
 def takes_settings(model: Any) -> bool:
     """Return whether the model's `compile` has the optimizer, loss and metrics arguments of Keras."""
     parameters = inspect.signature(model.compile).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return takes_any or {"optimizer", "loss", "metrics", "jit_compile"} <= set(parameters)
 
 
@@ -137,7 +137,7 @@ def _loop_class() -> Any:
             arguments = inspect.signature(step).parameters.values()
             self.loop_step = step
             self.loop_arguments = tuple(
-                one.name for one in arguments if one.default is one.empty and one.kind in required
+                item.name for item in arguments if item.default is item.empty and item.kind in required
             )
             self.loop_layers = [part for part in parts if isinstance(part, keras.Layer)]
             self.loop_metrics = [part for part in parts if isinstance(part, keras.Metric)]
@@ -212,7 +212,7 @@ def _keras_parts(seeds: list[Any]) -> list[Any]:
         else:
             pending += _references(value)
     layers = [part for part in parts if isinstance(part, keras.Layer)]
-    inner = {id(one) for layer in layers for one in flatten_layers(layer, include_self=False)}
+    inner = {id(part) for layer in layers for part in flatten_layers(layer, include_self=False)}
     inner |= {id(part.inner_optimizer) for part in parts if hasattr(part, "inner_optimizer")}
     return [part for part in parts if id(part) not in inner]
 

@@ -142,9 +142,9 @@ def shows_settings(*without: str) -> Callable[[F], F]:
         signature = inspect.signature(function)
         own = {name: one for name, one in signature.parameters.items() if name != "settings"}
         settings = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-            for one in fields(StepSpec)
-            if one.name in EstimateSettings.__annotations__ and one.name not in (*own, *without)
+            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=item.type)
+            for item in fields(StepSpec)
+            if item.name in EstimateSettings.__annotations__ and item.name not in (*own, *without)
         ]
         function.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own.values(), *settings]

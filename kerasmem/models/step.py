@@ -127,7 +127,7 @@ def prepare_step(
         TargetsError: If the user's targets do not match the model.
     """
     keras = import_keras()
-    flat = [keras.KerasTensor((batch_size, *one.shape[1:]), one.dtype) for one in inputs]
+    flat = [keras.KerasTensor((batch_size, *model_input.shape[1:]), model_input.dtype) for model_input in inputs]
     x = pack_inputs(structure, flat)
     outputs = cache(partial(output_spec, model, structure, flat))
     try:
@@ -218,7 +218,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         variables=tuple(variable for variable, _ in variables.values()),
         kinds={key: kind for key, (_, kind) in variables.items()},
         scopes=recorded.scopes,
-        optimizers=tuple(str(one.name) for one in optimizers_of(prepared.model) if prepared.mode == "train"),
+        optimizers=tuple(str(item.name) for item in optimizers_of(prepared.model) if prepared.mode == "train"),
     )
 
 
@@ -268,7 +268,7 @@ def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
     if is_open or declared != [tuple(tensor.shape[1:]) for tensor in flat]:
         return infer_by_call(model, structure, flat)
     batch = flat[0].shape[0]
-    return keras.tree.map_structure(lambda one: keras.KerasTensor((batch, *one.shape[1:]), one.dtype), graph.output)
+    return keras.tree.map_structure(lambda leaf: keras.KerasTensor((batch, *leaf.shape[1:]), leaf.dtype), graph.output)
 
 
 def infer_by_call(model: Any, structure: Any, flat: list[Any]) -> Any:

@@ -266,7 +266,7 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
     else:
         losses = [loss] * len(flat)
     losses += [None] * (len(flat) - len(losses))
-    return ["sparse" in f"{_name_of(one)} {type(one).__name__}".lower() for one in losses]
+    return ["sparse" in f"{_name_of(item)} {type(item).__name__}".lower() for item in losses]
 
 
 def _metrics(config: Any, outputs: int) -> Any:
@@ -275,7 +275,7 @@ def _metrics(config: Any, outputs: int) -> Any:
         return {key: _metrics(value, 1) for key, value in config.items()}
     if not isinstance(config, (list, tuple)):
         return _restore(import_keras().metrics, import_keras().Metric, config)
-    metrics = [_metrics(one, 1) for one in config]
+    metrics = [_metrics(item, 1) for item in config]
     return metrics if len(metrics) == outputs > 1 else [metric for metric in metrics if metric is not None]
 
 
@@ -290,7 +290,7 @@ def _restore(module: Any, kind: type, config: Any) -> Any:
         config: loss or metric in a file or a model.
     """
     if isinstance(config, (list, tuple)):
-        return [_restore(module, kind, one) for one in config]
+        return [_restore(module, kind, item) for item in config]
     if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
         return {key: _restore(module, kind, value) for key, value in config.items()}
     inner: Any = config.get("config") if isinstance(config, dict) else None

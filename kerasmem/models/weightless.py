@@ -124,6 +124,6 @@ def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextMana
 
     scope = import_keras().StatelessScope
     return scope(
-        [(one, tf.compat.v1.placeholder(one.dtype, one.shape)) for one in variables if not has_value(one)],
+        [(v, tf.compat.v1.placeholder(v.dtype, v.shape)) for v in variables if not has_value(v)],
         initialize_variables=False,
     )
