@@ -19,7 +19,7 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.datatools.conversion_settings import ReadOptions, WriteOptions, check_outputs
 from kerasmem.datatools.listing import list_contents
-from kerasmem.datatools.reports import DataIndexed, Progress
+from kerasmem.datatools.reports import IndexSummary, Progress
 from kerasmem.datatools.row_source import RowSource
 from kerasmem.datatools.writing import WriteOutcome, WritePlan, write_files
 from kerasmem.errors import DataError, UsageError
@@ -43,7 +43,7 @@ def index(
     trust_file: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> DataIndexed:
+) -> IndexSummary:
     """Write an index of many HDF5 files, so that `H5ChunkSequence("train.index")` need not open them to start.
 
     The index holds the rows of each file, the storage layout of its datasets, and its size and version (an ETag or
@@ -61,7 +61,7 @@ def index(
         progress: called with the step, the number of files done and the number of all files.
 
     Returns:
-        A `DataIndexed`: the numbers of files and rows, the names of the datasets, and sizes in bytes.
+        An `IndexSummary`: the numbers of files and rows, the names of the datasets, and sizes in bytes.
 
     Raises:
         DataError: If a file cannot be read, or differs from the first in names, shapes or types.
@@ -100,7 +100,7 @@ def index(
         raise DataError(f"{quote(target)}: the index cannot be written: {error.strerror or error}") from error
     rows = sum(file.datasets[0].rows for file in layouts)
     stored = sum(dataset.stored_bytes for file in layouts for dataset in file.datasets)
-    return DataIndexed(target, len(files), rows, tuple(dataset_names), stored, size)
+    return IndexSummary(target, len(files), rows, tuple(dataset_names), stored, size)
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
 
 
 @dataclass(frozen=True)
-class DataIndexed(Record, what="account of an index", version=1):
+class IndexSummary(Record, what="summary of an index", version=1):
     """Content of an index.
 
     Args:

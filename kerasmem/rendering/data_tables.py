@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.datatools.reports import Conversion, DataIndexed, DataStats, Inspection
+from kerasmem.datatools.reports import Conversion, DataStats, IndexSummary, Inspection
 from kerasmem.rendering.formatting import note_lines, printable_lines, short_name, table
 from kerasmem.units import format_size, printable
 
@@ -66,10 +66,10 @@ def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType
     return Group(*parts)
 
 
-def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:
+def index_table(result: IndexSummary, terminal: int | None = None) -> RenderableType:
     """Show the content of an index."""
-    names = Text(f"Datasets: {', '.join(map(short_name, done.datasets[:_MOST_DATASETS]))}")
-    return Group(Text(printable(done.answer), style="bold"), names)
+    names = Text(f"Datasets: {', '.join(map(short_name, result.datasets[:_MOST_DATASETS]))}")
+    return Group(Text(printable(result.answer), style="bold"), names)
 
 
 def _data_table(
