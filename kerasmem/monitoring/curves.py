@@ -54,7 +54,7 @@ class Curves:
     epochs: tuple[EpochStart, ...]
 
 
-def selected(column: Columns, rows: Array) -> dict[str, Array]:
+def select_rows(column: Columns, rows: Array) -> dict[str, Array]:
     """Return some rows of columns."""
     return {name: values[rows] for name, values in column.items()}
 
@@ -81,7 +81,7 @@ class Stretch:
         run, epoch, seconds = (column[name][~np.isnan(column["epoch"])] for name in ("run", "epoch", "time"))
         for row in np.flatnonzero(np.r_[True, (np.diff(run) != 0) | (np.diff(epoch) != 0)][: len(run)]):
             self._epochs.setdefault((run[row], epoch[row]), seconds[row])
-        batches = selected(column, column["phase"] != "epoch")
+        batches = select_rows(column, column["phase"] != "epoch")
         devices = dict.fromkeys(batches["device"].tolist())
         for size in DRAWN:
             sizes = batches[HIGHEST if size == "peak_bytes" else size]
@@ -124,10 +124,10 @@ def add_to_stretches(stretches: list[Stretch], column: Columns, points: int) -> 
     cuts = np.flatnonzero(np.diff(column["time"], prepend=end) < -1e-3)
     continued, *others = np.split(np.arange(len(column["time"])), cuts)
     if len(continued):
-        stretches[-1].add(selected(column, continued))
+        stretches[-1].add(select_rows(column, continued))
     for rows in others:
         stretches.append(Stretch(points))
-        stretches[-1].add(selected(column, rows))
+        stretches[-1].add(select_rows(column, rows))
 
 
 def thin(seconds: Array, values: Array, limit: int) -> Array:

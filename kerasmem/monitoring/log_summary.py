@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.monitoring.curves import HIGHEST, Array, Columns, Curves, Stretch, add_to_stretches, selected
+from kerasmem.monitoring.curves import HIGHEST, Array, Columns, Curves, Stretch, add_to_stretches, select_rows
 from kerasmem.monitoring.logfile import read_tables
 from kerasmem.monitoring.sampler import PhaseMaxima
 from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, PhasePeaks, Table, Timeline, known_int, largest_known
@@ -133,8 +133,8 @@ def _summary(
         column[HIGHEST] = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
         rows += len(table)
         for run in dict.fromkeys(column["run"].tolist()):
-            totals[run].add(selected(column, column["run"] == run))
-        add_to_stretches(stretches, selected(column, ~np.isnan(column["time"])), points)
+            totals[run].add(select_rows(column, column["run"] == run))
+        add_to_stretches(stretches, select_rows(column, ~np.isnan(column["time"])), points)
     background: dict[float, list[PhasePeaks]] = defaultdict(list)
     maxima = PhaseMaxima()
     for peaks in phases:
