@@ -17,7 +17,7 @@ from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.devices.host import limit_note
 from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.training_devices import Allocator, tracked_devices
+from kerasmem.devices.training_devices import Allocator, TrackedDevice, tracked_devices
 from kerasmem.monitoring.sampler import BackgroundReading
 from kerasmem.monitoring.timeline import Sample, largest_known
 
@@ -132,9 +132,8 @@ class DeviceReader:
             note("driver: not read, because training uses no GPU")
         self._devices = []
         for device in tracked:
-            card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
             reader = None if device.allocator is None else PeakReader(device.allocator)
-            self._devices.append(_Device(device.name, reader, card))
+            self._devices.append(_Device(device.name, reader, self._find_card(device)))
 
     @property
     def names(self) -> list[str | None]:
@@ -236,10 +235,10 @@ class DeviceReader:
             for other in others_on_card(self._nvml, device.card, device.driver[1]):
                 self._note(f"card: {device.name}: {other}")
 
-    def _card(self, ordinal: int, name: str | None) -> NvmlDevice | None:
-        if self._nvml is None:
+    def _find_card(self, device: TrackedDevice) -> NvmlDevice | None:
+        if self._nvml is None or device.ordinal is None:
             return None
-        card = match_card(self._nvml.devices, os.environ, ordinal, name)
+        card = match_card(self._nvml.devices, os.environ, device.ordinal, device.card)
         if card is None:
-            self._note(f"driver: GPU:{ordinal}: the driver does not list this card, or several of its name")
+            self._note(f"driver: GPU:{device.ordinal}: the driver does not list this card, or several of its name")
         return card
