@@ -31,20 +31,20 @@ def inspection_table(inspection: Inspection, terminal: int | None = None) -> Ren
     return Group(*parts, *_line_to_paste(inspection.line))
 
 
-def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
+def conversion_table(conversion: Conversion, terminal: int | None = None) -> RenderableType:
     """Show the datasets that were written, and the line to paste."""
-    names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
-    first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
+    names = ", ".join(printable(os.path.basename(path), 80) for path in conversion.outputs)
+    first = Text(f"{names}: {conversion.rows:,} rows, {format_size(conversion.bytes_written)}", style="bold")
     rows = [
         (
             short_name(dataset.name), _extents(dataset.shape) or "one number", dataset.dtype,
             printable(dataset.source_dtype, 30), dataset.bytes,
         )
-        for dataset in done.datasets
+        for dataset in conversion.datasets
     ]  # fmt: skip
     columns = ("Dataset", "Row", "Type", "from", "Size")
-    notes = (*map(Text, _remarks(done)), *note_lines(done.notes, 400))
-    return Group(first, "", _data_table(terminal, columns, rows), *notes, *_line_to_paste(done.line))
+    notes = (*map(Text, _remarks(conversion)), *note_lines(conversion.notes, 400))
+    return Group(first, "", _data_table(terminal, columns, rows), *notes, *_line_to_paste(conversion.line))
 
 
 def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType:
@@ -77,7 +77,7 @@ def _data_table(
 ) -> Table:
     """Return a table of the first rows. Names are aligned to the left, figures to the right."""
     left_aligned = ("Dataset", "from")
-    shown_table = table(
+    result = table(
         terminal,
         *(
             name and Column(name, justify="left" if name in left_aligned else "right", overflow="fold")
@@ -85,10 +85,10 @@ def _data_table(
         ),
     )
     for cells in rows[:_MOST_DATASETS]:
-        shown_table.add(*cells)
+        result.add(*cells)
     if len(rows) > _MOST_DATASETS:
-        shown_table.add(f"and {len(rows) - _MOST_DATASETS:,} more")
-    return shown_table
+        result.add(f"and {len(rows) - _MOST_DATASETS:,} more")
+    return result
 
 
 def _line_to_paste(line: str) -> Iterator[RenderableType]:
@@ -110,8 +110,8 @@ def _datasets(inspection: Inspection, terminal: int | None) -> Table:
     return _data_table(terminal, columns, rows)
 
 
-def _remarks(done: Conversion) -> Iterator[str]:
-    for dataset in done.datasets:
+def _remarks(conversion: Conversion) -> Iterator[str]:
+    for dataset in conversion.datasets:
         if dataset.class_names is not None:
             names = [f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names)]
             yield f"Classes in {printable(dataset.name, 60)}: {_join_first(names, 10)}"
