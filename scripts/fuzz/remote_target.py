@@ -51,6 +51,7 @@ class RemoteTarget(Target):
         warm_data_commands()
         objects._FIRST_WAIT = objects._LONGEST_WAIT = 0.002
         objects._CONNECT = objects._SILENCE = 0.7  # seconds, so that a silent server is given up within a case's time
+        objects._LEAST_RATE = 1 << 20  # the same for one that never ends its headers
         self.versions = [_file(number) for number in range(2)]
         self.values = []
         for data in self.versions:
