@@ -20,7 +20,7 @@ def ignore_progress(step: str, done: int, total: int) -> None:
 class DatasetReport:
     """One dataset of an HDF5 file.
 
-    Args:
+    Attributes:
         name: full path in the file.
         shape: shape, or None if it has none.
         dtype: name of NumPy's type, such as "float32".
@@ -49,7 +49,7 @@ class DatasetReport:
 class Inspection(Record, what="inspection", version=1, rows="datasets"):
     """Content of an HDF5 file, and how well it streams.
 
-    Args:
+    Attributes:
         path: the file.
         size: bytes of the file.
         datasets: its datasets.
@@ -81,7 +81,7 @@ class Inspection(Record, what="inspection", version=1, rows="datasets"):
 class ColumnStats:
     """Statistics of one dataset, over all axes but the last. NaN, infinite and missing values are left out.
 
-    Args:
+    Attributes:
         name: name of the dataset.
         shape: shape of a row.
         dtype: type of the stored values.
@@ -114,7 +114,7 @@ class ColumnStats:
 class DataStats(Record, what="statistics", version=1, rows="columns"):
     """Statistics of a file's datasets.
 
-    Args:
+    Attributes:
         path: the file.
         rows: number of rows.
         columns: statistics of each dataset.
@@ -142,7 +142,7 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
 class IndexSummary(Record, what="summary of an index", version=1):
     """Content of an index.
 
-    Args:
+    Attributes:
         path: path or URL of the index.
         files: number of files.
         rows: number of rows in all files.
@@ -171,7 +171,7 @@ class IndexSummary(Record, what="summary of an index", version=1):
 class WrittenDataset:
     """One dataset of the output, in one file or in all parts.
 
-    Args:
+    Attributes:
         name: full path in the file.
         shape: shape of a row.
         dtype: type in the output.
@@ -192,7 +192,7 @@ class WrittenDataset:
 class Conversion(Record, what="conversion", version=1, rows="datasets"):
     """Result of a conversion.
 
-    Args:
+    Attributes:
         sources: the files and folders that were read.
         outputs: the files that were written.
         rows: number of rows.

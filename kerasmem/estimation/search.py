@@ -27,7 +27,15 @@ TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, which the last few
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The bytes that one size needs, and whether it fits."""
+    """The estimate for one batch size.
+
+    Attributes:
+        size: samples in a batch.
+        total: predicted peak in bytes.
+        low: lower end of the estimate in bytes, or None if unknown.
+        high: upper end in bytes, or None if unknown.
+        verdict: "fits", "does not fit" or "too close to call".
+    """
 
     size: int
     total: int
