@@ -178,7 +178,7 @@ class _RunTotals:
         self.end = np.fmax(self.end, np.fmax.reduce(column["time"]))
         if not self.batches:
             self.peak = self.peak._replace(device=column["device"][0])
-        self.peak = max(self.peak, *_peaks(column), key=lambda peak: peak[:2])
+        self.peak = max((self.peak, *_peaks(column)), key=lambda peak: peak[:2])
         for size in _LARGEST:
             self.largest[size] = np.fmax(self.largest[size], np.fmax.reduce(column[size]))
         for device in dict.fromkeys(column["device"].tolist()):

@@ -50,6 +50,8 @@ def test_a_peak_between_batches_is_told_as_such():
     assert (run.peak_bytes, run.peak_batch, run.peak_phase) == (9, None, "epoch")
     (run,) = summarise(Timeline([sample(0.1, 5), sample(0.2, 6, batch=1, between=9)]), "x").runs
     assert (run.peak_bytes, run.peak_batch, run.peak_phase) == (9, None, "train")
+    (run,) = summarise(Timeline([sample(0.1, None)]), "x").runs
+    assert (run.peak_bytes, run.peak_batch) == (None, None)
 
 
 def test_thinning_keeps_what_stands_out():
