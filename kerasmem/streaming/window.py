@@ -41,9 +41,9 @@ class Window:
 
     Attributes:
         delivered: number of rows, from the first, that readers own by now.
-        stopped: whether no further task starts.
+        stopped: whether loading failed or was cancelled, so rows are missing or wrong.
         over: whether all tasks have ended.
-        error: the error that ended the loading.
+        errors: the error that stopped the loading, until it is raised.
     """
 
     def __init__(self, order: EpochOrder, number: int, arrays: Arrays, *, counts: bool) -> None:
@@ -53,7 +53,7 @@ class Window:
         self.first, self.stop = order.window_bounds(number)
         self.delivered = 0
         self.stopped = self.over = False
-        self.error: BaseException | None = None
+        self.errors: list[BaseException] = []
         self.tasks: deque[Task] = deque()
         self.jobs = 0  # in the pool
         self.loaded = np.zeros(self.stop - self.first, np.uint16) if counts else None
@@ -68,15 +68,10 @@ class Window:
         """Whether readers own all rows."""
         return self.delivered == self.stop - self.first
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether rows are missing or wrong."""
-        return self.stopped or self.error is not None
-
     def has_next(self, order: EpochOrder, start: int, stop: int) -> bool:
         """Return whether the window is complete, and its next rows to deliver are `start` to `stop` of the epoch."""
         follows = self.order is order and self.first + self.delivered == start and stop <= self.stop
-        return follows and self.over and not self.has_failed and not self.is_kept
+        return follows and self.over and not self.stopped and not self.is_kept
 
     def has(self, segment: Segment, datasets: int) -> bool:
         """Return whether the rows of a segment are loaded, or will never be."""
@@ -212,13 +207,13 @@ class WindowRing:
                 self._changed.wait()
             if not window.over:
                 self.reader.check(order, window.first + segment.start, window.first + segment.stop)
-            if window.has_failed:
+            if window.stopped:
                 if window in self._windows:
                     self._windows.remove(window)  # so that the next request reads it again
                 self.refuse_if_closed()
-                if window.error is not None:
-                    raise window.error
-                return None  # dropped by another reader
+                if window.errors:
+                    raise window.errors.pop()  # its traceback refers to the window; a cycle would keep its memory
+                return None  # cancelled by another reader
             if own and window in self._windows:  # it may have been dropped
                 self._load_ahead()
             return window
@@ -327,7 +322,7 @@ class WindowRing:
             if not window.stopped:
                 step()
         except BaseException as error:  # raised by `_wait`
-            window.error = window.error or error
+            window.errors = window.errors or [error]
             window.stopped = True
         with self._changed:
             window.jobs -= 1
@@ -336,7 +331,8 @@ class WindowRing:
         try:
             self.reader.check()
         except BaseException as error:
-            window.error = error  # a file that was cut or replaced explains all other errors
+            window.errors = [error]  # a file that was cut or replaced explains all other errors
+            window.stopped = True
         with self._changed:
             window.over = True
             self._changed.notify_all()

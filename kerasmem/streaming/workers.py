@@ -218,21 +218,15 @@ class BatchesAhead:
                 self._series, self._next = (cursor, epoch), number
             if number <= self._next and not self._closed:
                 for following in range(self._next, min(number + self.depth, self.batches)):
-                    future: Future[Batch] = Future()
-                    self._queue.append((Position(epoch, following), future))
-                    try:
-                        self._pool.submit(self._prepare)
-                    except RuntimeError:  # the interpreter is shutting down, so no thread would prepare it
-                        self._queue.pop()
-                        raise
-                    self._prepared[following] = future
-                    self._next = following + 1
+                    self._enqueue(Position(epoch, following))
             prepared = self._prepared.pop(number, None)
         if prepared is not None:
             try:
                 return prepared.result()
             except CancelledError:  # by `stop`, `close` or another reader
                 pass
+            finally:
+                del prepared  # the traceback of its error refers to this frame
         return self.finish(position, self.gather(position))
 
     def stop(self, cursor: object = None) -> None:
@@ -252,6 +246,17 @@ class BatchesAhead:
         """Wait for the threads after `close`."""
         self._pool.shutdown(wait=True)
 
+    def _enqueue(self, position: Position) -> None:
+        future: Future[Batch] = Future()
+        self._queue.append((position, future))
+        try:
+            self._pool.submit(self._prepare)
+        except RuntimeError:  # the interpreter is shutting down, so no thread would prepare it
+            self._queue.pop()
+            raise
+        self._prepared[position.batch] = future
+        self._next = position.batch + 1
+
     def _drop(self) -> None:
         for future in self._prepared.values():
             future.cancel()
@@ -267,4 +272,4 @@ class BatchesAhead:
             future.set_result(self.finish(position, values))
         except BaseException as error:
             future.set_exception(error)
-            del future  # the error's traceback refers to this frame: a cycle that would keep windows alive
+            del future  # the traceback refers to this frame, and a cycle would keep windows in memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -49,6 +50,26 @@ def test_a_corrupt_chunk_is_named_when_its_rows_are_due(write, options, workers)
     stream.close()
     rest = np.r_[0:200, 210:400]
     assert sum(len(y) for _, y in H5ChunkSequence(path, rows=rest)) == 390, "and the rows after, left out"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_errors_that_were_caught_keep_no_windows_in_memory(write, workers):
+    path = write(x=np.ones((200, 50), "f4"), y=np.arange(200), chunks=10, options={"x": {"compression": "gzip"}})
+    corrupt_chunk(path, "x", 0)
+    stream = H5ChunkSequence(path, batch_size=20, shuffle=False, memory_budget="40kB", workers=workers)
+    windows, memory = stream.open_stream().windows, stream.stream_plan.memory
+    gc.disable()
+    try:
+        for _ in range(8):
+            with pytest.raises(DataError, match="cannot be read"):
+                list(stream)
+        deadline = time.monotonic() + 20
+        while windows.nbytes > memory.windows * memory.window_bytes and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert windows.nbytes <= memory.windows * memory.window_bytes
+    finally:
+        gc.enable()
+    stream.close()
 
 
 @pytest.mark.parametrize("chunks", [None, 50])
