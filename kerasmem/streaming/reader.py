@@ -79,8 +79,8 @@ class RowReader:
         Raises:
             DataError: If a file is gone or has changed.
         """
-        row = order.blocks.run(int(order.window_order(window)[0]))[0]
-        with self.files.use(self.files[int(self.files.numbers(row))]):
+        first_row = order.blocks.run(int(order.window_order(window)[0]))[0]
+        with self.files.use(self.files[int(self.files.numbers(first_row))]):
             pass  # notices a file that is gone or has changed before anything is read
         rows = order.window_rows(window)
         slots = slice(0, rows) if in_file_order else _slots(order, window)
@@ -103,11 +103,11 @@ class RowReader:
             prefetch(jobs)
         elif heavy and self.files.remote:
             self._announce(order.key(window), jobs)
-        if heavy and self.files.remote and window + 1 < order.windows:
-            if ahead:  # keeps the link busy while the rows of this window are unpacked and delivered
-                self._announce_next(order, window + 1)
-            else:
-                tasks.append(lambda scratch: self._announce_next(order, window + 1))
+            if window + 1 < order.windows:
+                if ahead:  # keeps the link busy while the rows of this window are unpacked and delivered
+                    self._announce_next(order, window + 1)
+                else:
+                    tasks.append(lambda scratch: self._announce_next(order, window + 1))
         return tasks
 
     def read(self, rows: np.ndarray, grid: Grid) -> list[np.ndarray]:

@@ -37,7 +37,6 @@ class Window:
         order: the order of the epoch.
         number: number of the window in the epoch.
         arrays: one array per column.
-        counts: whether to count the loaded datasets of each row.
 
     Attributes:
         delivered: number of rows, from the first, that readers own by now.
@@ -46,7 +45,7 @@ class Window:
         errors: the error that stopped the loading, until it is raised.
     """
 
-    def __init__(self, order: EpochOrder, number: int, arrays: Arrays, *, counts: bool) -> None:
+    def __init__(self, order: EpochOrder, number: int, arrays: Arrays) -> None:
         self.order = order
         self.number = number
         self.arrays = arrays
@@ -56,7 +55,8 @@ class Window:
         self.errors: list[BaseException] = []
         self.tasks: deque[Task] = deque()
         self.jobs = 0  # in the pool
-        self.loaded = np.zeros(self.stop - self.first, np.uint16) if counts else None
+        # Number of datasets loaded of each row. A batch of a kept window needs rows from anywhere in it.
+        self.loaded = None if self.is_kept else np.zeros(self.stop - self.first, np.uint16)
 
     @property
     def is_kept(self) -> bool:
@@ -282,8 +282,7 @@ class WindowRing:
 
     def _begin(self, order: EpochOrder, number: int, *, ahead: bool) -> Window:
         """Start to load a window. With `ahead`, no reader waits for it yet."""
-        arrays = self._arena.take(order.window_rows(number))
-        window = Window(order, number, arrays, counts=order.windows > 1)
+        window = Window(order, number, self._arena.take(order.window_rows(number)))
         self._submit(window, lambda: self._plan(window, ahead=ahead))
         self._windows.append(window)
         return window
