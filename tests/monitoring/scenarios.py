@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -283,25 +284,29 @@ class PretendAllocator:
         pass
 
 
+@contextlib.contextmanager
+def pretended(devices, api):
+    """Train on these devices, with the driver played from a recording."""
+    nvml = functools.partial(Nvml.open, api)
+    with (
+        mock.patch.object(device_reader, "tracked_devices", lambda: (devices, [])),
+        mock.patch.object(Nvml, "open", nvml),
+    ):
+        yield
+
+
 @scenario
 def two_gpus():
     """Two pretend GPUs, the driver played from a recording in which the second is lost."""
     api = RecordedNvml("two_t4")
     devices = [TrackedDevice(f"GPU:{i}", PretendAllocator(f"GPU:{i}", 1000 * (i + 1)), i, "Tesla T4") for i in (0, 1)]
     logger = MemoryLogger("log.csv", sampling=0)
-    original, opener = device_reader.tracked_devices, Nvml.open
-    device_reader.tracked_devices = lambda: (devices, [])
-    Nvml.open = lambda: opener(api)
-    hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    try:
-        asked = []
-        count = At(None, None)
-        count.on_train_batch_end = lambda batch, logs=None: asked.append(api.queries)
+    asked = []
+    count = At(None, None)
+    count.on_train_batch_end = lambda batch, logs=None: asked.append(api.queries)
+    with pretended(devices, api), mock.patch.dict(os.environ):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         history = fit(small_model(), logger, count, rows=24)
-    finally:
-        device_reader.tracked_devices, Nvml.open = original, opener
-        if hidden is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = hidden
     logger.close()
     return {
         "rows": rows(logger),
@@ -320,19 +325,11 @@ def two_gpus():
 def absent_driver():
     """A pretend GPU without a driver to ask: silent by default, said where it was insisted on."""
     gpu = TrackedDevice("GPU:0", PretendAllocator("GPU:0", 1000), 0, None)
-    original, opener = device_reader.tracked_devices, device_reader.Nvml.open
-    device_reader.tracked_devices = lambda: ([gpu], [])
-    device_reader.Nvml.open = lambda: opener(RecordedNvml("no_driver"))
     found = {}
-    try:
-        for wanted in ("auto", True, False):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                logger = MemoryLogger(nvml=wanted)
-                fit(small_model(), logger)
-            found[str(wanted)] = [len(our(caught)), logger.notes]
-    finally:
-        device_reader.tracked_devices, device_reader.Nvml.open = original, opener
+    for wanted in ("auto", True, False):
+        with pretended([gpu], RecordedNvml("no_driver")):
+            logger, messages = _caught(lambda wanted=wanted: _fitted(MemoryLogger(nvml=wanted)))
+        found[str(wanted)] = [len(messages), logger.notes]
     return found
 
 
@@ -341,26 +338,19 @@ def growth_too_late():
     from kerasmem.devices.growth import GrowthStatus
     from kerasmem.monitoring import logger as module
 
-    original = module.enable_memory_growth
-    asked = []
-
-    def answer():
-        asked.append(1)
-        return GrowthStatus("too late", ("/physical_device:GPU:0",), "Too late. Call it first.")
-
-    module.enable_memory_growth = answer
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            logger = MemoryLogger()
-            fit(small_model(), logger)
-            fit(small_model(), logger)
-            MemoryLogger(memory_growth=False)
-    finally:
-        module.enable_memory_growth = original
+    answer = GrowthStatus("too late", ("/physical_device:GPU:0",), "Too late. Call it first.")
+    with (
+        mock.patch.object(module, "enable_memory_growth", return_value=answer) as asked,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        logger = MemoryLogger()
+        fit(small_model(), logger)
+        fit(small_model(), logger)
+        MemoryLogger(memory_growth=False)
     return {
         "warnings": [[str(warning.message), Path(warning.filename).name] for warning in our(caught)],
-        "asked": len(asked),
+        "asked": asked.call_count,
         "notes": logger.notes,
     }
 

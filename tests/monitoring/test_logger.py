@@ -276,12 +276,7 @@ def test_processes_under_this_one_count(scenario):
     assert found["alone"]["memory_tree_bytes"] == found["alone"]["memory_rss_bytes"]
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "after fit", "exception", "interrupt", "deleted", "evaluate and predict", "broken",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("end", ["after fit", "exception", "interrupt", "deleted", "evaluate and predict", "broken"])
 def test_no_thread_is_left_behind(scenario, end):
     assert scenario("threads")[end] == 0
     assert scenario("threads")["during"] == [1, 1, 1]

@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from fresh import environment
 
 from kerasmem.monitoring import read_timeline
 
@@ -78,19 +78,8 @@ def test_a_real_out_of_memory_leaves_every_batch_before_it(run_python, tmp_path)
 
 def test_kill_9_leaves_whole_lines(tmp_path):
     log = tmp_path / "log.csv"
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_")}
-    root = Path(__file__).parents[2]
-    child = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + ENDLESS, log],
-        env={
-            **clean,
-            "PYTHONPATH": str(root),
-            "TF_CPU_ALLOCATOR_USE_BFC": "true",
-            "CUDA_VISIBLE_DEVICES": "-1",
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-c", PRELUDE + ENDLESS, log]
+    child = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
         while not log.exists() or log.stat().st_size < 60_000:

