@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -144,6 +146,27 @@ def test_more_files_than_may_be_open(tmp_path, monkeypatch, write):
                 assert sorted(row for _, y in stream.next_epoch() for row in y.tolist()) == list(range(120))
                 links = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
                 assert 0 < sum(link.startswith(str(tmp_path)) for link in links) <= 2 * 3  # HDF5's and one beside it
+
+
+def test_a_thread_that_waits_for_a_file_is_refused_after_close(parts, monkeypatch):
+    monkeypatch.setattr(open_files, "most_open", lambda: 1)
+    files = H5ChunkSequence(parts).open_stream().reader.files
+
+    def read():
+        with files.use(files[1]):
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        with files.use(files[0]):
+            waits = pool.submit(read)
+            while not files._free._waiters:
+                time.sleep(0.001)
+            closes = pool.submit(files.close)
+            while not files._closed:
+                time.sleep(0.001)
+        with pytest.raises(UsageError, match="was closed"):
+            waits.result(20)
+        closes.result(20)
 
 
 def test_a_state_belongs_to_files_of_the_same_names_in_any_folder(parts, tmp_path):

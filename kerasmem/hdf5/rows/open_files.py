@@ -265,10 +265,10 @@ class OpenFiles:
             UsageError: If the data set is closed.
         """
         with self._free:
-            if self._closed:
-                raise UsageError(CLOSED)
             while file not in self._open and len(self._open) >= self._most and not self._suspend_one():
                 self._free.wait()
+            if self._closed:
+                raise UsageError(CLOSED)
             self._open[file] = self._open.get(file, 0) + 1
             self._open.move_to_end(file)
         try:
