@@ -143,7 +143,7 @@ def read_split(value: str | None) -> dict[str, float]:
     except (AttributeError, ValueError):
         shares = []
     names = _SPLIT_NAMES.get(len(shares), ())
-    if not names or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+    if not (names and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):  # also false for NaN
         raise UsageError(f"split must be two or three shares that add up to 1, such as '0.8,0.1,0.1'; got {value!r}")
     return dict(zip(names, shares, strict=True))
 

@@ -241,6 +241,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"compression": "rar"}, "compression must be none, gzip, zstd"),
         ({"compression": "gzip:12"}, "levels 1 to 9"),
         ({"split": "0.8,0.3"}, "two or three shares that add up to 1"),
+        ({"split": "nan,1"}, "two or three shares that add up to 1"),
         ({"split": "0.8,x"}, "two or three shares that add up to 1"),
         ({"split": "0.999999,0.000001"}, "a share of 500 rows is empty"),
         ({"image_size": "large"}, "image_size must be WIDTHxHEIGHT"),
