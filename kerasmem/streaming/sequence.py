@@ -209,11 +209,11 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
         """Mark calls of `on_epoch_begin` and `on_epoch_end` as Keras's."""
-        self._keras_reads = True
+        outer, self._keras_reads = self._keras_reads, True  # a hook of a subclass may call `evaluate`
         try:
             yield
         finally:
-            self._keras_reads = False
+            self._keras_reads = outer
 
 
 # How Keras reads a PyDataset:

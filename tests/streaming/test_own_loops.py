@@ -86,6 +86,25 @@ class Counted(H5ChunkSequence):
         self.ended += 1
 
 
+class Evaluated(H5ChunkSequence):
+    """A subclass that evaluates a model when an epoch begins."""
+
+    model = None
+
+    def on_epoch_begin(self):
+        model, self.model = self.model, None
+        if model is not None:
+            model.evaluate(self, verbose=0)
+        super().on_epoch_begin()
+
+
+def test_a_hook_that_evaluates_changes_no_epoch(path):
+    train, model = stream(path, Evaluated), RowModel()
+    train.model = RowModel()
+    model.fit(train, verbose=0)
+    assert (model.trained, train.epoch, train[0][1].tolist()) == (expected(path)[0], 1, expected(path)[1][:8])
+
+
 def test_hooks_need_not_call_their_base(path):
     train, model = stream(path, Counted), RowModel()
     model.fit(train, epochs=3, verbose=0)
