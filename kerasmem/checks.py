@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
@@ -73,8 +73,19 @@ def choice(name: str, value: T, choices: Sequence[T]) -> T:
     for option in choices:
         if type(option) is type(value) and option == value:
             return value
-    known = " or ".join(repr(option) for option in choices)
-    raise UsageError(f"{name} must be {known}; got {value!r}{nearest(value, choices)}")
+    *others, last = map(repr, choices)
+    raise UsageError(f"{name} must be {', '.join(others)} or {last}; got {value!r}{nearest(value, choices)}")
+
+
+def keywords(function: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Check the keyword arguments of a function that takes `**settings`.
+
+    Raises:
+        TypeError: If a name is unknown. The error suggests the nearest one.
+    """
+    for name in names:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{nearest(name, known)}")
 
 
 def nearest(value: object, choices: Iterable[object]) -> str:

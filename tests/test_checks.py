@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import kerasmem
 from kerasmem import checks
 from kerasmem.errors import UsageError
 
@@ -35,3 +36,10 @@ def test_choice_suggests_the_nearest():
 def test_path_refuses_other_values(value):
     with pytest.raises(UsageError, match="file"):
         checks.path("file", value)
+
+
+def test_functions_with_settings_refuse_other_keywords():
+    with pytest.raises(TypeError, match=r"^estimate\(\) .*'batchsize'.*did you mean 'batch_size'"):
+        kerasmem.estimate("m.h5", batchsize=8)
+    with pytest.raises(TypeError, match=r"^convert\(\) .*'headers'.*did you mean 'header'"):
+        kerasmem.data.convert("x.csv", "x.h5", headers=False)

@@ -7,10 +7,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import fields
 from typing import Any
 
 import h5py
 
+from kerasmem import checks
 from kerasmem.datatools.array_source import ArraySource
 from kerasmem.datatools.conversion_settings import (
     ReadOptions,
@@ -103,6 +105,7 @@ def convert(
         >>> [(dataset.name, dataset.dtype) for dataset in result.datasets]
         [('x', 'float32'), ('y', 'int64')]
     """
+    checks.keywords("convert", reading, [item.name for item in fields(ReadOptions)])
     shares, memory = read_split(split), parse_size(memory_budget, field="memory_budget")
     writing = WriteOptions(
         bool(shares) or shuffle, seed, read_compression(compression), memory, float32, shares, remote

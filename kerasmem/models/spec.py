@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from kerasmem import checks
 from kerasmem.checks import MethodName, Mode
@@ -132,7 +133,7 @@ class StepSpec:
 
 
 def shows_settings(*without: str) -> Callable[[F], F]:
-    """Show the settings in `help` and `inspect.signature` of a function with `**settings`.
+    """Show the settings in `help` and `inspect.signature` of a function with `**settings`, and refuse other names.
 
     Args:
         *without: settings to omit.
@@ -146,9 +147,14 @@ def shows_settings(*without: str) -> Callable[[F], F]:
             for item in fields(StepSpec)
             if item.name in EstimateSettings.__annotations__ and item.name not in (*own, *without)
         ]
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*own.values(), *settings]
-        )
-        return function
+        known = {*own, *(item.name for item in fields(StepSpec))}
+
+        @functools.wraps(function)
+        def checked(*arguments: Any, **named: Any) -> Any:
+            checks.keywords(function.__name__, named, known)
+            return function(*arguments, **named)
+
+        checked.__signature__ = signature.replace(parameters=[*own.values(), *settings])  # type: ignore[attr-defined]
+        return cast(F, checked)
 
     return decorate

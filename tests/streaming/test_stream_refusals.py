@@ -233,7 +233,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"shuffle": "yes"}, "shuffle must be True or False; got 'yes'"),
         ({"seed": -1}, "seed must be .*got -1"),
         ({"workers": -1}, "workers must be .*got -1"),
-        ({"remainder": True}, "remainder must be 'keep' or 'drop' or 'pad'; got True"),
+        ({"remainder": True}, "remainder must be 'keep', 'drop' or 'pad'; got True"),
         ({"remainder": "pad", "y": None}, "remainder: 'pad' needs y"),
         ({"remote": {"cache": "c"}}, "remote: .* leave it out"),
         ({"x": []}, "x must name at least one dataset"),
