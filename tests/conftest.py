@@ -15,6 +15,7 @@ import numpy as np
 import onednn
 import pytest
 from hypothesis import settings
+from programs import Result, run_python
 
 # The same cases in every run, whatever the machine's speed.
 settings.register_profile("kerasmem", derandomize=True, deadline=None, database=None)
@@ -133,13 +134,6 @@ def pytest_sessionfinish(session):
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
-class Result:
-    """What a command printed and its exit code."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture(scope="module", autouse=True)
 def what_is_left_is_not_collected_again():
     """After a file, set apart what it left alive: in a process of many files a collection would take seconds."""
@@ -168,19 +162,7 @@ def cli(capfd, monkeypatch):
 @pytest.fixture
 def program():
     """Run Python in a process of its own: program("-m", "kerasmem", …, env={…}, cwd=…)."""
-
-    def run(*arguments: object, env: dict[str, str] | None = None, **options) -> Result:
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
-            **options,
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
-
-    return run
+    return run_python
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from programs import ROOT, run_python
 
 import kerasmem
 from kerasmem.monitoring.recorder import Recorder
@@ -25,22 +26,16 @@ from kerasmem.training.trainer import FitOptions
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 SCRIPT = Path(__file__).parent / "trained.py"
-ROOT = SCRIPT.parent.parent.parent
 LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "18"}
 
 
 def run(folder, what, *options, **env):
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "kerasmem", "run", "--save-freq", "3", *options, str(SCRIPT), str(folder), what],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **env},
-    )
+    command = ("-m", "kerasmem", "run", "--save-freq", "3", *options, SCRIPT, folder, what)
+    done = run_python(*command, env={"CUDA_VISIBLE_DEVICES": "-1", **env}, timeout=600)
     said = (folder / "said").read_text().splitlines() if (folder / "said").exists() else []
-    told = [line for line in done.stderr.splitlines() if line.startswith("kerasmem run: ")]
-    return done.returncode, said, told, done.stderr
+    told = [line for line in done.err.splitlines() if line.startswith("kerasmem run: ")]
+    return done.code, said, told, done.err
 
 
 def test_a_killed_script_ends_as_one_that_was_not(tmp_path):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -59,7 +56,7 @@ def _same_everywhere():
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
 
-def test_memory_is_bounded(tmp_path):
+def test_memory_is_bounded(program, tmp_path):
     pytest.importorskip("pyarrow")
     rows = 130_000  # 260 MB
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "<f8", (rows, 250))
@@ -74,17 +71,10 @@ def test_memory_is_bounded(tmp_path):
         file.write(",".join(f"c{k}" for k in range(60)) + "\n")
         file.writelines(line.format(k % 1000) + "\n" for k in range(rows))
     allowed = 220 * MIB  # 32 for the work, and what threads, pyarrow's blocks and HDF5 have of their own
-    root = Path(__file__).resolve().parent.parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(allowed), str(tmp_path), json.dumps(WAYS)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(root), **SAME_EVERYWHERE},
-        preexec_fn=_same_everywhere,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = [json.loads(line) for line in done.stdout.splitlines()]
+    arguments = ("-c", CODE, allowed, tmp_path, json.dumps(WAYS))
+    done = program(*arguments, env=SAME_EVERYWHERE, preexec_fn=_same_everywhere)
+    assert done.code == 0, done.err[-2000:]
+    result = [json.loads(line) for line in done.out.splitlines()]
     assert [entry[0] for entry in result] == list(WAYS)
     for entry in result:
         assert entry[1:] == [rows, rows, float((np.arange(rows) % 1000).sum())], entry

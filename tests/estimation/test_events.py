@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import json_of
 from recordings import check_complete
 
 from kerasmem.devices.recording import ALLOCATE, read_recording
 from kerasmem.errors import InputError
 from kerasmem.estimation.allocator import BFCAllocator
 
-ROOT = Path(__file__).parents[2]
-SUPPORT = ROOT / "tests" / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A process that trained three steps, recorded from its start: the steps' peaks, the events and the marks."""
     folder = tmp_path_factory.mktemp("profile")
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "recorded.py", f"{SUPPORT}/small_models.py:convnet", "16", folder],
-        capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1]), *read_recording(folder, "kerasmem-")
+    peaks = json_of(SUPPORT / "recorded.py", f"{SUPPORT}/small_models.py:convnet", 16, folder)
+    return peaks, *read_recording(folder, "kerasmem-")
 
 
 def test_the_simulation_hands_out_the_chunks_that_tensorflow_did(recorded):

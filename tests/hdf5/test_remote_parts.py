@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import time
 
 import h5py
@@ -56,7 +54,7 @@ class TestUrls:
         assert not is_pattern("https://h/a.h5?id=*1") and not is_pattern("s3://b/a.h5")
 
 
-def test_synchronous_file_system_in_a_fresh_process(tmp_path):
+def test_synchronous_file_system_in_a_fresh_process(program, tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = range(9)
     code = (
@@ -65,8 +63,8 @@ def test_synchronous_file_system_in_a_fresh_process(tmp_path):
         "((_, window),) = read_windows(['memory://a.h5'], ['x'])\n"
         "print(window['x'].tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == str(list(range(9))), done.stderr
+    done = program("-c", code, tmp_path / "a.h5")
+    assert done.out.strip() == str(list(range(9))), done.err
 
 
 class TestRanges:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from programs import run_python
 
 from kerasmem import H5ChunkSequence
 from kerasmem.units import MIB, parse_size
@@ -37,18 +36,11 @@ def write_large(path, size, chunk=1024):
 
 
 def run(task, path, limit, budget="128MiB"):
-    done = subprocess.run(
-        [sys.executable, str(HERE / "limited.py"), task, str(path), str(limit), budget],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "CUDA_VISIBLE_DEVICES": "-1"},
-    )
-    if task == "load" and done.returncode:  # TensorFlow aborts where NumPy would raise
-        return {"loaded": False, "error": done.stderr[-200:]}
-    lines = done.stdout.strip().splitlines()
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(lines[-1])
+    done = run_python(HERE / "limited.py", task, path, limit, budget, env={"CUDA_VISIBLE_DEVICES": "-1"}, timeout=120)
+    if task == "load" and done.code:  # TensorFlow aborts where NumPy would raise
+        return {"loaded": False, "error": done.err[-200:]}
+    assert done.code == 0, done.err[-2000:]
+    return json.loads(done.out.splitlines()[-1])
 
 
 def test_windows_take_what_was_planned(write):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from loaded_python import NEW_PYTHON
+from programs import json_of
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -26,20 +24,8 @@ def saving(name, **more):
 
 
 def run_all(folder, runs):
-    done = subprocess.run(
-        [sys.executable, str(HERE / "fitted.py"), str(folder), json.dumps(runs)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(HERE.parent.parent),
-            "TF_ENABLE_ONEDNN_OPTS": "0",
-            "NEW_PYTHON": NEW_PYTHON,
-        },
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    env = {"TF_ENABLE_ONEDNN_OPTS": "0", "NEW_PYTHON": NEW_PYTHON}
+    found = json_of(HERE / "fitted.py", folder, json.dumps(runs), env=env, timeout=900)
     return found["ended"], found["runs"]
 
 
@@ -153,12 +139,8 @@ print(trained() == trained(isolated=True))
 """
 
 
-def test_an_isolated_fit_takes_classes_of_a_script_without_a_guard(tmp_path):
+def test_an_isolated_fit_takes_classes_of_a_script_without_a_guard(program, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["started", "True"], "the script itself runs once"
+    done = program("script.py", cwd=tmp_path)
+    assert done.code == 0, done.err[-3000:]
+    assert done.out.split() == ["started", "True"], "the script itself runs once"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -35,7 +32,7 @@ def test_the_backbone_is_cut_inside_and_takes_less_as_measured():
     assert other.total == pytest.approx(model.plan.predicted_bytes, rel=0.3)
 
 
-def test_it_loads_where_kerasmem_is_not_installed(tmp_path):
+def test_it_loads_where_kerasmem_is_not_installed(program, tmp_path):
     """Cut inside its backbone, and with a backbone that was cut before it came into the model."""
     outer = kerasmem.recompute(stack(4, 8), cuts=["backbone/dense_1"])
     inputs = keras.Input((8,))
@@ -49,7 +46,7 @@ def test_it_loads_where_kerasmem_is_not_installed(tmp_path):
         model.save(tmp_path / f"{number}.keras")
         np.save(tmp_path / f"{number}.npy", model.predict(x, verbose=0))
         paths.append(str(tmp_path / f"{number}"))
-    program = (
+    code = (
         "import sys; sys.modules['kerasmem'] = None; import keras, numpy as np\n"
         "x = np.linspace(0, 1, 24).reshape(3, 8).astype('float32')\n"
         "for path in sys.argv[1:]:\n"
@@ -57,8 +54,8 @@ def test_it_loads_where_kerasmem_is_not_installed(tmp_path):
         "    np.testing.assert_allclose(model.predict(x, verbose=0), np.load(path + '.npy'), rtol=1e-6)\n"
         "    model.fit(x, x[:, :1], verbose=0); print(int(model.optimizer.iterations))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["2", "2"], done.stderr
+    done = program("-c", code, *paths)
+    assert done.out.split() == ["2", "2"], done.err
 
 
 def test_frozen_layers_keep_nothing_and_one_warning_says_that_nothing_is_saved():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from programs import json_of
 from stopped import Stop
 
 from kerasmem import H5ChunkSequence, ResumeTraining
@@ -35,15 +33,7 @@ def labelled(numbered, rows=ROWS):
 def run(path, folder, **settings):
     settings.setdefault("sequence", {})
     settings["sequence"] = {"batch_size": 8, "memory_budget": "3kB", **settings["sequence"]}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "killed.py"), str(path), str(folder), json.dumps(settings)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json_of(HERE / "killed.py", path, folder, json.dumps(settings))
 
 
 def check(result, kills, save_freq=3, counted=True):
