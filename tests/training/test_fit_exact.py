@@ -118,16 +118,13 @@ def half(data_y, pieces):
     return model
 
 
+@pytest.mark.usefixtures("mixed_float16")
 def test_loss_scaling_leaves_a_step_out_as_a_whole():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        fine, broken = X[:, :1].copy(), X[:, :1].copy()
-        broken[3] = np.inf  # in one piece of the first batch
-        whole, skipped = half(fine, None), half(broken, 3)
-        with pytest.warns(RuntimeWarning, match="layers in float16: gradients are sums"):
-            pieces = half(fine, 3)
-    finally:
-        keras.config.set_dtype_policy("float32")
+    fine, broken = X[:, :1].copy(), X[:, :1].copy()
+    broken[3] = np.inf  # in one piece of the first batch
+    whole, skipped = half(fine, None), half(broken, 3)
+    with pytest.warns(RuntimeWarning, match="layers in float16: gradients are sums"):
+        pieces = half(fine, 3)
     assert type(pieces.optimizer).__name__ == "LossScaleOptimizer"
     assert [int(each.optimizer.iterations) for each in (whole, pieces, skipped)] == [2, 2, 1]
     assert float(skipped.optimizer.dynamic_scale) == float(whole.optimizer.dynamic_scale) / 2
@@ -136,17 +133,14 @@ def test_loss_scaling_leaves_a_step_out_as_a_whole():
     assert all(np.isfinite(each).all() for each in skipped.get_weights())
 
 
+@pytest.mark.usefixtures("mixed_float16")
 def test_a_scaled_loss_is_scaled_in_another_process_too():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = small(optimizer="adam")
-        keras.config.set_dtype_policy("float32")
-        model.optimizer.build(model.trainable_variables)
-        other = unpack(pack(model))
-        assert type(other.optimizer) is type(model.optimizer) is keras.optimizers.LossScaleOptimizer
-        assert len(other.optimizer.variables) == len(model.optimizer.variables)
-    finally:
-        keras.config.set_dtype_policy("float32")
+    model = small(optimizer="adam")
+    keras.config.set_dtype_policy("float32")
+    model.optimizer.build(model.trainable_variables)
+    other = unpack(pack(model))
+    assert type(other.optimizer) is type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    assert len(other.optimizer.variables) == len(model.optimizer.variables)
 
 
 def test_weights_frozen_one_by_one_stay_frozen_in_another_process():

@@ -145,12 +145,10 @@ class TestModel:
         assert isinstance(with_cuts, RecomputedFunctional) and with_cuts.plan is None
         assert with_cuts.cuts == inner.cuts
 
+    @pytest.mark.usefixtures("mixed_float16")
     def test_the_models_own_policy_counts(self):
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            plain = mlp()
-        finally:
-            keras.config.set_dtype_policy("float32")
+        plain = mlp()
+        keras.config.set_dtype_policy("float32")
         model = kerasmem.recompute(plain, segments=3)
         for each in (plain, model):
             each.compile("sgd", "mse", jit_compile=False)
