@@ -58,6 +58,12 @@ def recorder(**changes):
     return Recorder(**{**settings, **changes}, clock=Clock())
 
 
+def running(**changes):
+    rec = recorder(**changes)
+    rec.begin_run()
+    return rec
+
+
 def train(rec, batch):
     rec.begin_batch("train", batch)
     rec.end_batch("train", "train", batch)
@@ -65,8 +71,7 @@ def train(rec, batch):
 
 def test_an_epoch_of_three_batches(ledger):
     ledger.spike(90_000)
-    rec = recorder()
-    rec.begin_run()
+    rec = running()
     rec.begin_epoch(0)
     for batch, size in enumerate([100, 900, 300]):
         ledger.spike(50)
@@ -87,8 +92,7 @@ def test_an_epoch_of_three_batches(ledger):
 
 
 def test_an_evaluation_between_epochs_belongs_to_neither(ledger):
-    rec = recorder()
-    rec.begin_run()
+    rec = running()
     rec._write_at = math.inf
     rec.begin_epoch(0)
     rec.end_epoch()
@@ -127,9 +131,7 @@ def test_two_recorders_at_once_have_every_peak_each(ledger):
 
 
 def test_threads_that_read_one_allocator_lose_no_peak(ledger):
-    recorders = [recorder() for _ in range(4)]
-    for rec in recorders:
-        rec.begin_run()
+    recorders = [running() for _ in range(4)]
     stop = threading.Event()
 
     def read(rec):
@@ -153,8 +155,7 @@ def test_threads_that_read_one_allocator_lose_no_peak(ledger):
 
 
 def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_path):
-    rec = recorder(filename=tmp_path / "log.jsonl")
-    rec.begin_run()
+    rec = running(filename=tmp_path / "log.jsonl")
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, rec.log._file._file)
     os.close(full)
@@ -166,8 +167,7 @@ def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(("update_freq", "sampled"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (10, [0])])
 def test_every_nth_batch_of_each_part(ledger, update_freq, sampled):
-    rec = recorder(update_freq=update_freq)
-    rec.begin_run()
+    rec = running(update_freq=update_freq)
     for epoch in (0, 1):
         rec.begin_epoch(epoch)
         for batch in range(7):
@@ -184,8 +184,7 @@ def test_every_nth_batch_of_each_part(ledger, update_freq, sampled):
 
 
 def test_what_fails_after_the_start_is_nan_in_the_logs(ledger, monkeypatch):
-    rec = recorder()
-    rec.begin_run()
+    rec = running()
     rec.begin_epoch(0)
     monkeypatch.setattr(ledger, "read", lambda: 1 / 0)
     train(rec, 0)
@@ -201,8 +200,7 @@ def test_an_allocator_that_cannot_be_reset_has_unknown_peaks(ledger, monkeypatch
 
     monkeypatch.setattr(ledger, "reset", refuse)
     ledger.spike(100)
-    rec = recorder()
-    rec.begin_run()
+    rec = running()
     for batch, size in enumerate([50, 200, 150, 300]):
         rec.begin_batch("train", batch)
         ledger.spike(size)
@@ -214,8 +212,7 @@ def test_an_allocator_that_cannot_be_reset_has_unknown_peaks(ledger, monkeypatch
 
 
 def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
-    rec = recorder()
-    rec.begin_run()
+    rec = running()
     rec._waiting = None
     rec.begin_batch("train", 0)
     with pytest.warns(UserWarning, match="unexpected AttributeError"):
@@ -241,8 +238,7 @@ def test_validation_after_a_failure_of_the_recording_starts_no_run(ledger, recwa
 
 
 def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
-    rec = recorder(filename=tmp_path / "log.csv")
-    rec.begin_run()
+    rec = running(filename=tmp_path / "log.csv")
     rec._write_at = math.inf
     train(rec, 0)
     child = os.fork()
@@ -271,8 +267,7 @@ def test_a_logger_deleted_in_a_forked_process_writes_nothing(ledger, tmp_path):
 
 def test_the_oldest_samples_are_dropped_beyond_the_limit(ledger, monkeypatch):
     monkeypatch.setattr(run_log, "_MOST_BYTES", 20_000)
-    rec = recorder()
-    rec.begin_run()
+    rec = running()
     for batch in range(1000):
         train(rec, batch)
     batches = [s.batch for s in rec.timeline]
