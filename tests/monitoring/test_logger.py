@@ -107,10 +107,7 @@ def test_several_steps_an_execution_are_counted_right(scenario):
     for epoch in (0, 1):
         train = numbers(batches(found["rows"], epoch=epoch), "batch", "steps")
         assert train == [[0, 4], [4, 4], [8, 4]]
-        assert numbers(batches(found["rows"], "validation", epoch=epoch), "batch", "steps") == [
-            [0, 4],
-            [4, 4],
-        ]
+        assert numbers(batches(found["rows"], "validation", epoch=epoch), "batch", "steps") == [[0, 4], [4, 4]]
     assert numbers(batches(found["rows"], "epoch"), "steps") == [[12], [12]], "Keras counts the last step as full"
     for phase in ("evaluate", "predict"):
         assert numbers(batches(found["rows"], phase), "batch", "steps") == [[0, 4], [4, 4]]

@@ -31,10 +31,7 @@ def test_the_batch_is_halved_until_it_fits():
         assert train(more=3) == 15
     assert {warning.filename for warning in caught} == {__file__}
     assert tried == [100, 50, 25, 12] and train.__name__ == "train"
-    with (
-        pytest.warns(RuntimeWarning),
-        pytest.raises(ModelError, match="not even a batch of 1 fits: CPU:0 ran"),
-    ):
+    with pytest.warns(RuntimeWarning), pytest.raises(ModelError, match="not even a batch of 1 fits: CPU:0 ran"):
         kerasmem.find_executable_batch_size(starting_batch_size=4)(failing(0, tried))()
 
 

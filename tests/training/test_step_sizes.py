@@ -83,10 +83,7 @@ def test_what_is_tried_after_a_failure(most, tried):
     engine = Engine(lambda rows: rows > most)
     driver = Driver(engine, dense())
     refusal = pytest.raises(ModelError, match=r"(?s)not even one row.*kerasmem\.recompute")
-    with (
-        nullcontext() if most else refusal,
-        pytest.warns(RuntimeWarning, match="ran out of memory"),
-    ):
+    with nullcontext() if most else refusal, pytest.warns(RuntimeWarning, match="ran out of memory"):
         driver.step("train", BATCH)
     assert engine.tried == tried
 
