@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -112,6 +113,17 @@ class TestSameBatches:
             assert len(web.requests) <= 2 * blocks + 8  # labels and metadata come on top
         assert web.sent <= 1.05 * 2 * len(web.files[path.name])
         assert not new_threads()
+
+    def test_a_dropped_sequence_leaves_nothing_open(self, web, new_threads, capfd):
+        batches = H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET).next_epoch()
+        next(batches)
+        del batches
+        deadline = time.monotonic() + 30
+        while new_threads():
+            gc.collect()  # readers may still hold the sequence at the first time
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "Unclosed" not in capfd.readouterr().err
 
     @pytest.mark.optional
     def test_over_s3(self, s3, folder):

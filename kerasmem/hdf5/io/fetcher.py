@@ -133,7 +133,8 @@ class RangeFetcher:
         self._process = os.getpid()
         self._stores = Stores(access)
         self._loop = self._stores.loop
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kerasmem-fetch", daemon=True)
+        # The thread holds the stores, so that garbage collection does not find open connections with the fetcher.
+        self._thread = threading.Thread(target=_serve, args=(self._stores,), name="kerasmem-fetch", daemon=True)
         self._thread.start()
         _fetchers.add(self)
 
@@ -180,6 +181,12 @@ class RangeFetcher:
         self._thread.join(_CLOSING)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def __del__(self) -> None:
+        """End the thread if `close` was not called. Garbage collection may call it anywhere: it never waits."""
+        if not self._closed and os.getpid() == self._process:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                asyncio.run_coroutine_threadsafe(_stop_serving(self._stores), self._loop)
 
     def _send(self, call: Callable[..., Any], *arguments: Any) -> None:
         with self._lock:
@@ -231,6 +238,15 @@ class RangeFetcher:
                 self._held -= request.size
                 request.task.cancel()
         self._begin_more()
+
+
+def _serve(stores: Stores) -> None:
+    stores.loop.run_forever()
+
+
+async def _stop_serving(stores: Stores) -> None:
+    await stores.shut_down()
+    stores.loop.stop()
 
 
 def _closed_error() -> PermanentError:
