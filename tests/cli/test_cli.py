@@ -74,10 +74,7 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
         (["estimate"], "MODEL must be a file"),
         (["estimate", "absent.h5", "--bad-option"], "No such option"),
         (["estimate", "absent.h5", "--batch-size", "0"], "0 is not in the range"),
-        (
-            ["estimate", "absent.h5", "--batch-size", "10000000000"],
-            "--batch-size must be a whole number from 1 to",
-        ),
+        (["estimate", "absent.h5", "--batch-size", "10000000000"], "--batch-size must be a whole number from 1 to"),
         (["estimate", "absent.h5", "--device", "t44"], "did you mean 't4'?"),
         (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
         (["estimate", "absent.h5", "--time-limit", "nan"], "is not a number"),

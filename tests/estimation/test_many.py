@@ -65,7 +65,7 @@ def test_a_grid_of_arguments():
     assert [(row.model, row.grid) for row in table.candidates][1] == ("dense", {"units": 3, "depth": 2})
 
 
-def test_failed_estimate_is_a_rowwith_its_reason(files):
+def test_failed_estimate_is_a_row_with_its_reason(files):
     models = [dense, files / "torn.keras", crashes, "no.module:build", files / "a.keras"]
     table = kerasmem.estimate_many(models, method="formula")
     assert [row.report is None for row in table.candidates] == [False, True, True, True, False]

@@ -25,7 +25,7 @@ def data(tmp_path_factory):
     for part in range(3):
         rows = np.arange(part * 100, part * 100 + 100)
         with h5py.File(folder / f"part-{part}.h5", "w") as file:
-            x = np.repeat(rows[:, None], 6, axis=1).astype("u1" if part < 0 else "u2")
+            x = np.repeat(rows[:, None], 6, axis=1).astype("u2")
             file.create_dataset("x", data=x, chunks=(16, 6), compression="gzip")
             file["plain"], file["y"] = x.astype("f8"), rows
     return str(folder / "part-*.h5")

@@ -216,7 +216,7 @@ class _Recomputed(_Segment):
     def _calls_with_tapes(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
         inputs, masks = _delay(self._inputs, above), _delay(self._masks, above)
         values = _delay(self._values, above)
-        with self._scopes.state_for(), runs_after(above):
+        with self._scopes.restore(), runs_after(above):
             fresh = _fresh(inputs)
             calls = self._calls(values, fresh)
             scope, outputs = self._run_with(functools.partial(self._run_again, calls), fresh, masks, values)
@@ -246,7 +246,7 @@ class _Scopes:
         self._names = "" if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_name_scope()
 
     @contextlib.contextmanager
-    def state_for(self) -> Iterator[None]:
+    def restore(self) -> Iterator[None]:
         names = f"recompute/{self._names}" if self._names else "recompute"
         with attributes_set(**self._state), tf.name_scope(names), autocast(self._autocast):
             yield
