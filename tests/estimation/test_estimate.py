@@ -322,7 +322,7 @@ def test_output_of_data_dependent_size_is_unknown():
     [
         ({"batch_size": 0}, "batch_size must be .*got 0"),
         ({"replicas": 2.0}, "replicas must be a whole number .*got 2.0"),
-        ({"method": "xlaa"}, "method must be 'auto' or .*got 'xlaa'; did you mean 'xla'"),
+        ({"method": "xlaa"}, "method must be 'auto', .*got 'xlaa'; did you mean 'xla'"),
         ({"mode": "fit"}, "mode must be .*got 'fit'"),
         ({"jit_compile": "yes"}, "jit_compile"),
         ({"optimizer": "adamm"}, "optimizer must be one of adadelta.*got 'adamm'"),
