@@ -317,8 +317,7 @@ def step_targets(model: Any, settings: TargetSettings, outputs: Callable[[], Any
             return None
         raise
     labels = target_spec(model.loss, inferred, batch_size)
-    dtype = settings.dtype
-    return keras.tree.map_structure(lambda label: keras.KerasTensor(label.shape, dtype or label.dtype), labels)
+    return keras.tree.map_structure(lambda label: keras.KerasTensor(label.shape, settings.dtype or label.dtype), labels)
 
 
 def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:

@@ -150,7 +150,8 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
         Keras's `History`.
     """
     arguments = dict(arguments)
-    callbacks = _callback_list(arguments.get("callbacks"))
+    callbacks = arguments.get("callbacks")
+    callbacks = [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
     if options.isolated:
         _check_callbacks(callbacks)
     first_epoch = arguments.get("initial_epoch") or 0
@@ -221,11 +222,6 @@ def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int)
     run.epochs = list(history.epoch)
     run.epoch, run.batch, run.steps, run.logs = max(epochs, *run.epochs, 0) if run.epochs else epochs, 0, None, {}
     checkpoint.write(run, read_state(model))
-
-
-def _callback_list(callbacks: Any) -> list[Any]:
-    """Return the user's callbacks as a list."""
-    return [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
 
 
 def _check_callbacks(callbacks: list[Any]) -> None:

@@ -264,10 +264,8 @@ class _Reader:
         begin, end = self._begins[0], self._begins[-1]
         operations = self._operations[begin:end]
         outputs = [tensor for operation in operations for tensor in operation.outputs]
-        references = {tensor.ref() for tensor in outputs if self._is_read_after(tensor, end)}
-        lives = lifetimes(
-            operations, {operation.name for operation in operations}, {}, begin, self._scratch, references
-        )
+        later = {tensor.ref() for tensor in outputs if self._is_read_after(tensor, end)}
+        lives = lifetimes(operations, {operation.name for operation in operations}, {}, begin, self._scratch, later)
         return [
             max(lives[before - begin : after - begin], default=0) for before, after in itertools.pairwise(self._begins)
         ]
