@@ -17,9 +17,10 @@ from kerasmem.hdf5.format.columns import Part
 from kerasmem.hdf5.io.access import ahead_bytes
 from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.streaming.cursor import Cursor, Progress, TrainingCursor, make_state, read_state
+from kerasmem.streaming.cursor import Cursor, Progress, TrainingCursor
 from kerasmem.streaming.order import Position
 from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.states import make_state, read_state
 from kerasmem.streaming.stream_plan import (
     StreamPlan,
     StreamSettings,

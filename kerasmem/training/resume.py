@@ -16,8 +16,8 @@ from kerasmem.compat.keras_training import initial_epoch, loss_and_metrics_built
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import quote
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.streaming.cursor import read_state as read_position
 from kerasmem.streaming.sequence import H5ChunkSequence
+from kerasmem.streaming.states import read_state as read_position
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavedRun, SavingCallback
 from kerasmem.training.run_state import WEIGHTS, RunState, load_state, read_state
 from kerasmem.training.sources import SequenceSource, Source, StreamSource
