@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from waiting import until
 
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest
@@ -28,13 +29,6 @@ class Reader:
             await asyncio.sleep(0.001)
         self.ended.append(start)
         return memoryview(bytes([start % 251]) * (stop - start))
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture

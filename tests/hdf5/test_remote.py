@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 from remote_servers import FileServer, S3Server
+from waiting import until
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
@@ -118,11 +119,7 @@ class TestSameBatches:
         batches = H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET).next_epoch()
         next(batches)
         del batches
-        deadline = time.monotonic() + 30
-        while new_threads():
-            gc.collect()  # readers may still hold the sequence at the first time
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: gc.collect() >= 0 and not new_threads())  # readers may hold the sequence at first
         assert "Unclosed" not in capfd.readouterr().err
 
     @pytest.mark.optional
@@ -377,10 +374,8 @@ class TestCacheInUse:
         wanted = sum(float(np.sum(x, dtype="f8")) for x, y in epochs(folder / "gzip.h5"))
         arguments = [sys.executable, CHILD, "cached", web.url("gzip.h5"), str(tmp_path / "cache"), "16MiB"]
         running = [subprocess.Popen([*arguments, "forever"], stdout=subprocess.DEVNULL) for _ in range(2)]
-        deadline = time.monotonic() + 300
         cached = lambda: sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").glob("*.blocks"))  # noqa: E731
-        while cached() < 200_000 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: cached() >= 200_000, 300)
         for process in running:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -1,6 +1,6 @@
 """The background thread ends if no hook comes, and says nothing while the interpreter ends."""
 
-import time
+from waiting import until
 
 from kerasmem.monitoring.sampler import CurrentPhase, Sampler
 
@@ -9,10 +9,7 @@ def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_e
     phase = CurrentPhase()
     sampler = Sampler(phase, lambda: None, lambda text: None, 100.0, patience=0.1)
     sampler.start()
-    deadline = time.monotonic() + 20
-    while sampler.is_running and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not sampler.is_running
+    until(lambda: not sampler.is_running)
     phase.enter("train batch")
     sampler.start()
     assert sampler.is_running

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 from streams import shared_model, slow_double
+from waiting import until
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
@@ -63,10 +64,7 @@ def test_errors_that_were_caught_keep_no_windows_in_memory(write, workers):
         for _ in range(8):
             with pytest.raises(DataError, match="cannot be read"):
                 list(stream)
-        deadline = time.monotonic() + 20
-        while windows.nbytes > memory.windows * memory.window_bytes and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert windows.nbytes <= memory.windows * memory.window_bytes
+        until(lambda: windows.nbytes <= memory.windows * memory.window_bytes)
     finally:
         gc.enable()
     stream.close()

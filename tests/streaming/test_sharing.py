@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from streams import shared_model
+from waiting import until
 
 from kerasmem import H5ChunkSequence, H5DataSource
 from kerasmem.errors import DataError, UsageError
@@ -28,10 +29,7 @@ def open_files():
 
 
 def wait_for_threads(most):
-    deadline = time.monotonic() + 5
-    while threading.active_count() > most and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= most
+    until(lambda: threading.active_count() <= most)
 
 
 def targets(stream, epoch=0):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from waiting import until
 
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.streaming.order import Blocks, EpochOrder
@@ -87,10 +88,7 @@ def test_the_next_window_is_read_while_one_is_delivered():
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
     store.batch(order, 0, 8, own=True)
-    deadline = time.monotonic() + 20
-    while len(reader.windows) < 2 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert reader.windows == [(0, 0), (0, 1)]
+    until(lambda: reader.windows == [(0, 0), (0, 1)])
     store.close()
 
 

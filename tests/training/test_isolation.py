@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from waiting import is_alive, until
 
 from kerasmem import KerasmemError, run_isolated
 from kerasmem.errors import UsageError
@@ -40,21 +41,6 @@ def grandchild(path):
     with open(path, "w") as file:
         file.write(str(process.pid))
     time.sleep(60)
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def gone(pid, seconds=10):
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
 
 
 def test_value_and_what_it_took():
@@ -241,7 +227,7 @@ def test_a_server_that_was_killed_is_replaced():
 def test_what_the_function_has_started_ends_with_it(tmp_path):
     path = tmp_path / "pid"
     assert run_isolated(grandchild, path, timeout=5).status == "timed out"
-    assert gone(int(path.read_text()))
+    until(lambda: not is_alive(path.read_text()))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=str)
@@ -262,12 +248,10 @@ def test_all_ends_with_the_process_that_asked(tmp_path, how):
     )
     process = subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.PIPE)
     path = tmp_path / "pid"
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(path.exists)
     pid = int(path.read_text())
-    assert alive(pid)
+    assert is_alive(pid)
     process.send_signal(how)
     _, said = process.communicate(timeout=30)
-    assert gone(pid)
+    until(lambda: not is_alive(pid))
     assert how == signal.SIGKILL or b"KeyboardInterrupt" in said
