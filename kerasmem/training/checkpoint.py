@@ -161,7 +161,11 @@ class Checkpoint:
         return state
 
     def write(self, run: RunState, state: ModelState) -> None:
-        """Write the position and the state."""
+        """Write the position and the state.
+
+        Raises:
+            DataError: If the file cannot be written. The earlier one stays.
+        """
         saved = SavedRun(
             run=run,
             data=self.source.kind,
@@ -173,10 +177,14 @@ class Checkpoint:
         for group, some in state.items():
             for number, array in enumerate(some):  # as bytes: NumPy's files know no bfloat16
                 content[f"{group}{number}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
         before = self.path + BEFORE if self._keeps_before else None
-        with replace_file(self.path, durable=True, before=before) as file:
-            np.savez(file, **content)  # type: ignore[arg-type]
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with replace_file(self.path, durable=True, before=before) as file:
+                np.savez(file, **content)  # type: ignore[arg-type]
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}; free space, or choose another path"
+            raise DataError(f"checkpoint: {quote(self.path)} {reason}") from error
         run.unsaved = 0
 
     def remove(self) -> None:
@@ -195,6 +203,10 @@ def _open_checkpoint(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndar
             yield saved, content
     except InputError as error:
         raise DataError(f"{quote(path)}: {error}; {_DELETE}") from error
+    except MemoryError:
+        raise
+    except PermissionError as error:
+        raise DataError(f"checkpoint: {quote(path)} cannot be read: {error.strerror}; make it readable") from error
     except Exception as error:  # NumPy, zipfile and Python's parser raise many kinds for damaged files
         reason = one_line(str(error), 100)
         raise DataError(f"{quote(path)}: not a checkpoint of kerasmem, or damaged ({reason}); {_DELETE}") from error

@@ -103,7 +103,8 @@ def fit(
         checkpoint = os.path.abspath(checks.path("checkpoint", checkpoint))
     save_freq = checks.whole("save_freq", save_freq)
     check_fit(model)
-    isolated = bool(model.jit_compile if isolated is None else isolated)
+    isolated = checks.flag("isolated", bool(model.jit_compile) if isolated is None else isolated)
+    keep = checks.flag("keep", keep)
     return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated))
 
 

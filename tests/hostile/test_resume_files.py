@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import tracemalloc
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import DataError
+from kerasmem.training import checkpoint as module
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.indexed_sources import BatchSource
 from kerasmem.training.run_state import RunState
@@ -186,6 +188,17 @@ def test_links_are_not_followed(checkpoint, tmp_path):
         checkpoint.points()
     checkpoint.write(RunState(), {"model": []})
     assert victim.read_bytes() == b"the only copy"
+
+
+def test_a_checkpoint_that_cannot_be_accessed_is_not_called_damaged(checkpoint, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(DataError, match=r"run\.resume/x' cannot be written: .*; free space, or choose another path"):
+        Checkpoint(str(tmp_path / "run.resume" / "x"), Data()).write(RunState(), {"model": []})
+    monkeypatch.setattr(module, "open_plain", refuse)
+    with pytest.raises(DataError, match=r"run\.resume' cannot be read: Permission denied; make it readable$"):
+        checkpoint.read()
 
 
 def test_path_may_be_a_link_of_the_user(checkpoint, tmp_path):

@@ -182,6 +182,8 @@ def test_what_cannot_work_is_refused_before_training():
         (small(), {"micro_batches": 0}, "micro_batches must be .*got 0"),
         (small(), {"save_freq": "often"}, "save_freq must be .*got 'often'"),
         (small(), {"save_freq": 0}, "save_freq must be .*got 0"),
+        (small(), {"keep": "yes"}, "keep must be True or False; got 'yes'"),
+        (small(), {"isolated": "no"}, "isolated must be True or False; got 'no'"),
     ):
         with pytest.raises(UsageError, match=message):
             kerasmem.fit(model, X, X[:, :1], verbose=0, **options)
