@@ -121,10 +121,8 @@ def normalizations_untouched() -> contextlib.AbstractContextManager[None]:
         if keras.backend.backend() != "tensorflow" or not is_adapted or math.prod(shape) < _LARGE_CONSTANT:
             finalize_state(layer)
         else:
-            layer.mean, layer.variance = (
-                unwritten_tensor(shape, layer.compute_dtype),
-                unwritten_tensor(shape, layer.compute_dtype),
-            )
+            layer.mean = unwritten_tensor(shape, layer.compute_dtype)
+            layer.variance = unwritten_tensor(shape, layer.compute_dtype)
 
     return patch(keras.layers.Normalization, "finalize_state", finalize)
 

@@ -34,7 +34,7 @@ _MOST_AHEAD = 64 * MIB
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # by URL scheme
 _PUBLIC_HEADERS = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # kept on redirects
 _SETTINGS = ("storage_options", "cache", "cache_size")
-_s3_data: dict[str, Any] = {}
+_loaders: dict[str, Any] = {}  # botocore's loader of its description of S3
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _s3_session() -> Any:
     from aiobotocore.session import AioSession
 
     session = AioSession()
-    session.register_component("data_loader", _s3_data.setdefault("loader", session.get_component("data_loader")))
+    session.register_component("data_loader", _loaders.setdefault("s3", session.get_component("data_loader")))
     return session
 
 

@@ -267,11 +267,12 @@ class S3Object(OtherObject):
                 answer = await (await self._current_link()).get(start, stop, known)
             except Exception as error:
                 status = getattr(error, "status", 0)
-                is_refused = status in (400, 401, 403)  # the credentials may have expired since they signed
-                if status in _NOT_OF_LINKS or status >= 500 or (self._links.work and not is_refused):
+                has_expired = status in (400, 401, 403)  # with the credentials that signed it, once links have worked
+                if status in _NOT_OF_LINKS or status >= 500 or (self._links.work and not has_expired):
                     raise
-                self._links.work = self._links.work or False
                 self._link = None
+                if self._links.work is None:
+                    self._links.work = False
             else:
                 self._links.work = True
                 return answer
