@@ -182,7 +182,7 @@ def _has_whole_keys(kind: Any) -> bool:
 
 
 def _read_whole_keys(converter: Converter, data: Any, kind: Any) -> dict[int, Any]:
-    """Read a dictionary with integer keys, which JSON stores as text."""
+    """Read a dictionary whose integer keys JSON stored as text."""
     return {int(key): converter.structure(value, get_args(kind)[1]) for key, value in data.items()}
 
 

@@ -54,7 +54,7 @@ async def call_file_system(system: Any, name: str, *arguments: Any, **settings: 
 
 
 async def close_connections(system: Any) -> None:
-    """Close the connections of a file system, which fsspec does only when Python exits."""
+    """Close the connections of a file system. fsspec does so only when Python exits."""
     for holder in ("_session", "_s3"):
         close = getattr(getattr(system, holder, None), "close", None)
         result = close() if close is not None else None

@@ -93,7 +93,7 @@ def in_training_call() -> bool:
 
 
 def autocast_dtype() -> str | None:
-    """Return the dtype to which Keras currently casts variables, or None."""
+    """Return the dtype that Keras currently casts variables to, or None."""
     scope = _GET_AUTOCAST()
     return None if scope is None else scope.dtype
 

@@ -46,7 +46,7 @@ def read_compression(value: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options for reading sources. `kerasmem.data.convert` sets the first two; the others are its arguments.
+    """Options for reading sources. `kerasmem.data.convert` sets the first two, and the others are its arguments.
 
     Args:
         columns: the columns to read.

@@ -102,7 +102,7 @@ class Entry:
 
     @property
     def is_matlab_column(self) -> bool:
-        """Whether it is a column vector of MATLAB, which HDF5 stores as one row."""
+        """Whether it is a column vector of MATLAB, stored as one row."""
         return self.is_matlab and self.shape is not None and len(self.shape) == 2 and self.shape[0] == 1
 
     @property

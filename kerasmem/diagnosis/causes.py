@@ -184,7 +184,7 @@ _NUMBERED = re.compile(r"(.+)_\d{1,4}")
 
 @dataclass(frozen=True)
 class OperationName:
-    """Layer of an operation, and "forward", "backward" or "optimizer"; None if unknown."""
+    """Layer of an operation, and "forward", "backward" or "optimizer", each None if unknown."""
 
     layer: str | None
     phase: str | None

@@ -49,7 +49,7 @@ class Candidate(Record, what="candidate", version=1):
 
     @property
     def verdict(self) -> str | None:
-        """ "fits", "does not fit", "too close to call" or "failed"; None if no device was named."""
+        """ "fits", "does not fit", "too close to call" or "failed", or None if no device was named."""
         if self.report is None:
             return FAILED
         return None if self.report.device is None else self.report.device.verdict

@@ -228,7 +228,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step surely fits the device; None if no device was named."""
+        """Whether the step surely fits the device, or None if no device was named."""
         return None if self.device is None else self.device.fits
 
     @property

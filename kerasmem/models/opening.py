@@ -156,7 +156,7 @@ def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool
 
 
 def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
-    """Add the module of Keras's objects, which older formats omit."""
+    """Add the module of Keras's objects, omitted by older formats."""
     if isinstance(value, list):
         return [_with_modules(item, custom_objects) for item in value]
     if not isinstance(value, dict):

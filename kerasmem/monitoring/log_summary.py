@@ -26,7 +26,7 @@ _SERIES = ("in_use_bytes", "rss_bytes")  # summarized by their growth
 
 @dataclass(frozen=True)
 class RunSummary(Record, what="run"):
-    """Summary of one fit, evaluate or predict; sizes in bytes, over all devices, None if unknown.
+    """Summary of one fit, evaluate or predict. Sizes are in bytes, over all devices, and None if unknown.
 
     Attributes:
         run: number in the log.

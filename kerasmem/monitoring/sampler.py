@@ -23,7 +23,7 @@ _running: set[Sampler] = set()
 
 
 class BackgroundReading(NamedTuple):
-    """One background reading, in bytes; None if unknown.
+    """One background reading, in bytes, or None if unknown.
 
     Attributes:
         rss_bytes: resident in this process.

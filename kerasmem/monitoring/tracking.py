@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Use:
-    """A size before and after an action, and its peak, in bytes; None if unknown.
+    """A size before and after an action, and its peak, in bytes, or None if unknown.
 
     The allocator's peak is exact. The peaks of driver and host are the largest background readings. For the host, the
     kernel's high-water mark counts too, if it rose.

@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class _Process:
-    """Identity of a process, which is cheaper to compare than a process ID."""
+    """Identity of a process. It is cheaper to compare than a process ID."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # never held while a value is used

@@ -168,7 +168,7 @@ class ArraySource(BatchSource):
 
     @functools.cached_property
     def _first(self) -> int:
-        """Checksum of the first rows, which every checkpoint contains."""
+        """Checksum of the first rows, contained in every checkpoint."""
         return checksum(map_arrays(lambda leaf: leaf[: self._batch_size], self._parts))
 
     def batch(self, epoch: int, index: int) -> Any:

@@ -266,7 +266,7 @@ def _delay(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
 
 
 def _opaque_condition(tensors: Sequence[Any]) -> Any:
-    """Return a condition that is true, which a compiler cannot prove."""
+    """Return a condition that is true without a compiler being able to prove it."""
     total = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], "float32")) for tensor in tensors])
     return tf.equal(total, total)
 

@@ -1,4 +1,4 @@
-"""Keras's state inside a segment that runs more than once, for both backends; and such a segment on JAX.
+"""Keras's state inside a segment that runs more than once, and such a segment on JAX.
 
 `jax.checkpoint` repeats the computation that it traced, with the values at that time. So every variable that the
 segment reads is an argument, and the function returns assigned values (statistics, states of seed generators), added

@@ -182,7 +182,7 @@ class MicroStep:
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def train(self, batch: Any, size: int) -> dict[str, Any]:
-        """Train on a batch in micro-batches of `size` rows; the last may have fewer."""
+        """Train on a batch in micro-batches of `size` rows. The last may have fewer."""
         if self.accumulators:
             self._function("reset", self._reset)()
         logs: dict[str, Any] = {}
