@@ -127,13 +127,19 @@ def _choose_backend(ctx: click.Context, parameter: click.Parameter, value: str |
 
 _STEP: tuple[Decorator | str, ...] = (
     "--mode", "--jit-compile", "--optimizer", "--loss", "--dtype-policy", "--target-shape", "--target-dtype",
+    "--sample-weight", "--data",
     "--input-shape", "--factory", "--factory-arg", "--custom-objects", "--trust",
     option("--backend", callback=_choose_backend, expose_value=False, is_eager=True),
 )  # fmt: skip
 _REPORT = ("--verbose", option("--top", show_default="8; with -v all"), "--json", "--csv")
 TRUST = "--trust-file"
 # The input file with its datasets and batch size.
-FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), "--x", "--y", "--batch-size")
+FILE: tuple[Decorator | str, ...] = (
+    click.argument("file", type=click.Path()),
+    "--x",
+    "--y",
+    option("--batch-size", default=32),
+)
 # The output file.
 WRITING: tuple[Decorator | str, ...] = (
     option("--output", required=True), "--columns", "--drop", "--shuffle", "--seed", "--split", "--compression",
@@ -183,14 +189,15 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
         )
     if options["as_json"] and options.get("as_csv"):
         raise UsageError("--json and --csv cannot be combined; choose one")
-    if "batch_size" in options:
+    if options.get("batch_size") is not None:
         batch_size("--batch-size", options["batch_size"], options.get("method"))
     if options.get("device") is not None:
         resolve_device(options["device"])
     if model is not None:
         check_model_name(model)
-    if options["factory"] is not None:
-        check_factory_name(options["factory"], "--factory")
+    for option in ("factory", "data"):
+        if options.get(option) is not None:
+            check_factory_name(options[option], f"--{option}")
 
 
 def step_settings(options: dict[str, Any]) -> dict[str, Any]:

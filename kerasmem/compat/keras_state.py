@@ -38,7 +38,7 @@ ADD_FROM_REFERENCE = Borrowed("keras:Optimizer.add_variable_from_reference", fea
 VAR_KEY = Borrowed("keras:Optimizer._var_key", feature=_STAND_INS)
 _UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops:UninitializedVariable", feature=_STAND_INS)
 INITIALIZE = Borrowed("keras:Variable._deferred_initialize", feature="real steps of a model")
-_STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
+_STANDS_FOR: dict[int, Any] = {}  # id of a stand-in → the optimizer's key of the variable
 
 
 @contextlib.contextmanager
@@ -62,6 +62,17 @@ def names_restarted() -> Iterator[None]:
         yield
         return
     with attributes_set(object_name_uids=collections.defaultdict(int)):
+        yield
+
+
+@contextlib.contextmanager
+def names_kept() -> Iterator[None]:
+    """Continue the numbers in names of new objects, and restore them and the global seeds when the context ends."""
+    if not _SET.exists():
+        yield
+        return
+    numbers = collections.defaultdict(int, attribute("object_name_uids") or {})
+    with attributes_set(object_name_uids=numbers, **{GLOBAL_SEED: attribute(GLOBAL_SEED)}):
         yield
 
 
@@ -150,33 +161,42 @@ def optimizers_know_stand_ins() -> contextlib.AbstractContextManager[None]:
         owner = VAR_KEY.owner()
     except NotAvailableError:
         return contextlib.nullcontext()
-    return patch(*owner, lambda var_key, optimizer, variable: _STANDS_FOR.get(id(variable), id(variable)))
+    return patch(*owner, _key)
+
+
+def _key(var_key: Callable[..., Any], optimizer: Any, variable: Any) -> Any:
+    """Return an optimizer's key of a variable, of its stand-in, or of a variable without a value."""
+    value = getattr(variable, "_value", variable)
+    if value is None:
+        return id(variable)
+    return _STANDS_FOR[id(value)] if id(value) in _STANDS_FOR else var_key(optimizer, variable)
 
 
 @contextlib.contextmanager
 def stand_ins_for(variables: Iterable[Any], make: Callable[[Any], Any]) -> Iterator[Callable[[Any], None]]:
-    """Give variables without a value a stand-in, so that a step can be traced outside of Keras's stateless scopes.
+    """Give variables a stand-in, so that a step can be traced outside of Keras's stateless scopes.
 
     Yields a function that gives another variable a stand-in.
 
     Args:
-        variables: Keras variables. Those with a value keep it.
+        variables: Keras variables. Their values return when the context ends.
         make: function from a Keras variable to its stand-in, a `tf.Variable`.
     """
     replaced = []
 
     def give(variable: Any) -> None:
-        replaced.append(variable)
+        value = variable._value
+        key = id(variable) if value is None else value._unique_id
+        replaced.append((variable, value))
         variable._value = make(variable)
-        _STANDS_FOR[id(variable._value)] = id(variable)
+        _STANDS_FOR[id(variable._value)] = key
 
     with attributes_set(stateless_scope=None):
         try:
             for variable in variables:
-                if variable._value is None:
-                    give(variable)
+                give(variable)
             yield give
         finally:
-            for variable in replaced:
+            for variable, value in reversed(replaced):
                 _STANDS_FOR.pop(id(variable._value), None)
-                variable._value = None
+                variable._value = value

@@ -21,6 +21,8 @@ _LOSSES = "keras.src.losses.loss"
 REDUCE = Borrowed(f"{_LOSSES}:reduce_weighted_values", feature=_MICRO_BATCHES)
 # Returns the weights of a masked mean.
 masked_weights = Borrowed(f"{_LOSSES}:apply_mask", feature=_MICRO_BATCHES)
+# Returns the adapter by which `fit` reads its data.
+data_adapter = Borrowed("keras.src.trainers.data_adapters:get_data_adapter", feature="estimates with data=")
 _KERAS = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _IN_TURN = "an update after micro-batches that takes no more than its largest variable"
@@ -162,6 +164,20 @@ def compile_arguments(model: Any) -> dict[str, Any]:
         "jit_compile": model.jit_compile,
         "auto_scale_loss": getattr(model, "auto_scale_loss", True),
     }
+
+
+def dataset_batch_size(dataset: Any) -> int | None:
+    """Return the batch size of a `tf.data.Dataset` that batches last among its inputs, or None if unknown."""
+    import tensorflow as tf
+
+    current = dataset
+    while current is not None:
+        if (size := getattr(current, "_batch_size", None)) is not None:
+            value = tf.get_static_value(size)
+            return None if value is None else int(value)
+        inputs: Any = getattr(current, "_inputs", list)()
+        current = inputs[0] if len(inputs) == 1 else None
+    return None
 
 
 def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[None]:

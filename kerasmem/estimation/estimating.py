@@ -24,10 +24,9 @@ from kerasmem.estimation.methods import step_outcome
 from kerasmem.estimation.report import MemoryReport, ModelFacts, Outcome, Settings, device_verdict
 from kerasmem.estimation.shapes import ShapedStep, StepCache, shape_step
 from kerasmem.models.backend import import_keras
-from kerasmem.models.opening import NotRebuiltError, OpenedModel
+from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
-from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import random_state_kept
 from kerasmem.processes.children import ChildFailure, Limits
 from kerasmem.processes.forking import run_child
@@ -41,8 +40,9 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
 
     Args:
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
-            a model or the step function of a training loop, or a Keras model.
-        batch_size: samples in a batch. Ignored if the model fixes its own. Defaults to 32.
+            a model or the step function of a training loop, or a Keras model, which is traced as it is and left as it
+            was.
+        batch_size: samples in a batch. Defaults to that of `data` or of the model's input, else 32.
         method: "graph" (simulates TensorFlow's executor and allocator, on the card of `device` if it names one), "xla"
             (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (real steps
             at small batches), "formula" (shape inference, see `kerasmem.estimation.formula`) or "auto" (the method
@@ -61,6 +61,11 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         target_shape: shape of the targets without the batch, if it does not follow from the loss: a shape, a mapping
             of names to shapes, or "none".
         target_dtype: dtype of the targets, if it does not follow from the loss.
+        sample_weight: True if `fit` gets `sample_weight` or `class_weight`, or the weights' shape without the batch.
+            Defaults to False.
+        data: what `fit` gets, in place of shapes and dtypes: arrays, (x, y), (x, y, sample_weight), a
+            `tf.data.Dataset`, a `PyDataset` such as `H5ChunkSequence`, or a generator, from which one batch is drawn.
+            "file.py:function" or a function returns it. Defaults to None.
         factory: "package.module:function" that builds the model, if the file contains only weights.
         factory_args: keyword arguments for the function that builds the model.
         custom_objects: classes and functions of the file that are not Keras's, by name.
@@ -127,7 +132,6 @@ class EstimateSession:
         self._spec = spec
         self._stack = contextlib.ExitStack()
         self._opened: OpenedModel | None = None
-        self._not_rebuilt: str | None = None  # why a live model cannot be copied; only the formula needs no copy
         self._cache = StepCache()
 
     def __enter__(self) -> EstimateSession:
@@ -158,7 +162,7 @@ class EstimateSession:
             try:
                 opened = self._open()
                 step = shape_step(spec, target, opened, self._cache)
-                report = _report(step, step_outcome(step, self._not_rebuilt))
+                report = _report(step, step_outcome(step))
             except BaseException:
                 self.close()
                 raise
@@ -167,18 +171,9 @@ class EstimateSession:
             return report
 
     def _open(self) -> OpenedModel:
-        spec = self._spec
         if self._opened is None:
             self._cache = StepCache()
-            try:  # the formula uses a model object as it is
-                opened = self._stack.enter_context(spec.open_model(shapes_only=spec.method != "formula"))
-            except NotRebuiltError as error:
-                if spec.method != "auto" or spec.dtype_policy is not None:
-                    raise
-                self._not_rebuilt = str(error)
-                opened = self._stack.enter_context(spec.open_model())
-            training = with_replaced(opened.training, spec.optimizer, spec.loss, spec.targets())
-            self._opened = replace(opened, training=training)
+            self._opened = self._stack.enter_context(self._spec.open_model())
         return self._opened
 
 
@@ -204,7 +199,7 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
         settings=Settings(
             batch_size=step.batch_size,
             optimizer=step.optimizer,
-            loss=step.opened.training.loss,
+            loss=step.loss,
             dtype_policy=_policy(step.opened.model),
             mode=step.spec.mode,
             method=outcome.method,
@@ -222,6 +217,7 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
         pool=outcome.pool,
         instant=outcome.instant,
         fallback=outcome.fallback,
+        caveats=step.caveats,
     )
 
 

@@ -27,11 +27,9 @@ from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.estimation.xla import compile_lowered, dumped_plan, lower
 from kerasmem.estimation.xla_plan import CompiledStep, JaxNames, Weights, XlaPlan, product_bytes
-from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import prepare_step
-from kerasmem.models.training import with_replaced
 from kerasmem.processes.children import POLL_SECONDS, Limits, child_environment
 from kerasmem.processes.forking import run_child, start_server
 from kerasmem.units import GIB, format_size
@@ -209,9 +207,8 @@ def compile_request(request: StepSpec, target: str, has_triton: bool, folder: st
                 f"model {model.name!r} has its own train_step, which does not run on JAX, and gpu-target compiles "
                 "through JAX; use method='xla' or 'graph'"
             )
-        structure, inputs = model_inputs(model, request.input_shapes())
-        training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
-        step = prepare_step(model, training, structure, inputs, request.batch_size, mode, jit_compile=True)
+        structure, inputs = request.inputs(model)
+        step = prepare_step(model, request.training(), structure, inputs, request.samples, mode, jit_compile=True)
         lowered, compiled = lower(step, device)
         notes = (*compiled.notes, *recurrent_notes(model))
 

@@ -78,11 +78,7 @@ def infer_layers(
     Raises:
         ModelError: If the model cannot be called on these shapes.
     """
-    keras = import_keras()
-    flat = [
-        keras.KerasTensor((batch_size, *tensor.shape[1:]), dtype=tensor.dtype, name=f"kerasmem_input_{number}")
-        for number, tensor in enumerate(inputs)
-    ]
+    flat = [tensor.tensor(batch_size) for tensor in inputs]
     recorder = _Recorder(model, [tensor.name for tensor in inputs])
     try:
         with calls_replaced(recorder.call), without_name_scopes():
@@ -157,8 +153,16 @@ def _own_weights(layer: Any) -> list[Any]:
     return [weight for weight in layer.weights if id(weight) not in inner]
 
 
+def _elements(model_input: ModelInput) -> int:
+    """Return the elements of one sample of an input, on average if its tensors are sparse or ragged."""
+    leaf = model_input.leaf
+    if leaf is None or (leaf.values is None and not leaf.rows):
+        return math.prod(model_input.shape[1:])  # type: ignore[arg-type]  # model_inputs left none open
+    return -(-sum(math.prod(shape) for shape, _ in leaf.parts()) // max(leaf.shape[0] or 1, 1))
+
+
 def _input_row(model_input: ModelInput) -> LayerMemory:
-    elements = math.prod(model_input.shape[1:])  # type: ignore[arg-type]  # model_inputs left none open
+    elements = _elements(model_input)
     return LayerMemory(
         name=model_input.name,
         class_name="InputLayer",

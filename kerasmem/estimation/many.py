@@ -26,7 +26,7 @@ from kerasmem.units import format_size
 
 FAILED = "failed"
 # Settings of `kerasmem.estimate` for a grid. Other names are arguments of the function that builds the model.
-_SETTINGS = set(EstimateSettings.__annotations__) - {"factory", "factory_args", "custom_objects", "trust"}
+_SETTINGS = set(EstimateSettings.__annotations__) - {"factory", "factory_args", "custom_objects", "trust", "data"}
 _COUNTED = {FITS: "fit", DOES_NOT_FIT: "do not fit", TOO_CLOSE: "too close to call", FAILED: "failed"}
 _COLUMNS = ("parameters", "batch_size", "method", "execution", "total", "low", "high", "device")
 

@@ -64,7 +64,7 @@ def measure(
         'measure'
     """
     planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
-    run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
+    run = run_steps(spec, spec.samples, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
     steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one with a peak of {run.first:,} B"
     return replace(
@@ -128,7 +128,7 @@ def profile(
     """
     require_tensorflow("profile", "estimate and measure work on JAX")
     planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
-    runs = [(spec.batch_size, steps, spec.mode)]
+    runs = [(spec.samples, steps, spec.mode)]
     result: StepProfile = call_with_steps(profile_steps, spec, runs, planned, timeout=timeout)
     return result
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
@@ -46,20 +47,16 @@ class Method:
     is_of_cpu: Callable[[], bool] = lambda: False
 
 
-def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
+def step_outcome(step: ShapedStep) -> Outcome:
     """Run the requested method, or for "auto" the first that can estimate the step.
-
-    Args:
-        step: the step.
-        not_rebuilt: why only the formula can read the model. Defaults to None, for any method.
 
     Raises:
         KerasmemError: If the requested method cannot estimate the step.
     """
-    if not_rebuilt is None and step.spec.method != "auto":
+    if step.spec.method != "auto":
         return run_method(step.spec.method, step)
-    names, why = automatic_methods(step) if not_rebuilt is None else ((), "")
-    reasons = [] if not_rebuilt is None else [not_rebuilt]
+    names, why = automatic_methods(step)
+    reasons: list[str] = []
     for name in names:
         try:
             outcome = run_method(name, step)
@@ -78,6 +75,8 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
     """Return the methods that match how Keras would run the step, the best first, and the reason."""
+    if is_eager(step):
+        return ("probe",), "the model is compiled with run_eagerly=True"
     compiles, why = _compiles(step)
     if not compiles:
         return ("graph", "probe"), why
@@ -186,8 +185,19 @@ def backend_refusal(method: str, jit_compile: bool | str) -> str | None:
     return None
 
 
-def _backend_check(name: str) -> Callable[[ShapedStep], str | None]:
-    return lambda step: backend_refusal(name, step.spec.jit_compile)
+def is_eager(step: ShapedStep) -> bool:
+    """Return whether the step runs one operation after another, without a graph."""
+    return bool(getattr(step.opened.model, "run_eagerly", False))
+
+
+def _check_traced(name: str, step: ShapedStep) -> str | None:
+    """Return why a method cannot trace the step, or None."""
+    if is_eager(step):
+        return (
+            f"method {name!r} traces the step as a graph, but the model is compiled with run_eagerly=True; use probe "
+            "or kerasmem.measure, or compile it without"
+        )
+    return backend_refusal(name, step.spec.jit_compile)
 
 
 def _formula(step: ShapedStep) -> Outcome:
@@ -237,13 +247,13 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     else:
         program, notes = build_program(traced, kernels)
         outcome = graph_outcome(program, layer_of, attribution, kernels)
-    return replace(outcome, notes=(*prepared.notes, *notes, *outcome.notes))
+    return replace(outcome, notes=(*notes, *outcome.notes))
 
 
 def _why_no_plan(step: ShapedStep) -> str | None:
     if not step.is_on_card:
         return "method 'gpu-target' plans for a card; name one with --device (device=…)"
-    return backend_refusal("gpu-target", step.spec.jit_compile)
+    return _check_traced("gpu-target", step)
 
 
 def _gpu_target(step: ShapedStep) -> Outcome:
@@ -273,9 +283,9 @@ def _probe(step: ShapedStep) -> Outcome:
 
 
 METHODS: dict[str, Method] = {
-    "formula": Method(_backend_check("formula"), _formula),
-    "graph": Method(_backend_check("graph"), _graph),
-    "xla": Method(_backend_check("xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
+    "formula": Method(lambda step: None, _formula),
+    "graph": Method(partial(_check_traced, "graph"), _graph),
+    "xla": Method(partial(_check_traced, "xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
     "gpu-target": Method(_why_no_plan, _gpu_target),
     "probe": Method(_why_no_steps, _probe, lambda: not list_devices()),
 }

@@ -153,7 +153,7 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
         ModelError: If a step failed, or ran out of memory.
         KerasmemError: If a subprocess gave no answer, or XLA compiles the step.
     """
-    target = request.batch_size
+    target = request.samples
     least = max(target // 4, LEAST_BATCH)
     if is_fixed or target <= 3 * least:
         run = run_steps(request, target, PROBED_STEPS, timeout=timeout)

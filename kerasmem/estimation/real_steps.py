@@ -21,12 +21,10 @@ from kerasmem.compat.keras_state import give_value, index_variables
 from kerasmem.devices.host import held_bytes, process_status
 from kerasmem.errors import KerasmemError, ModelError, OutOfMemoryError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax
-from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import loop_is_compiled, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.step import PreparedStep, prepare_step
-from kerasmem.models.training import with_replaced
+from kerasmem.models.step import PreparedStep, batch_leaves, prepare_step
 from kerasmem.models.weightless import shaped_variables
 
 _PROCESS = Path("/proc/self")
@@ -109,8 +107,8 @@ class Session:
         self.take: Callable[[], Any] = lambda: None
         with request.open_model() as opened:
             self.model = opened.model
-            self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
-            self.training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
+            self.structure, self.inputs = request.inputs(opened.model)
+            self.training = request.training()
         with self._errors_named("with its weights"):
             give_values(self.model)
 
@@ -155,7 +153,7 @@ class Session:
             first=first,
             peaks=tuple(peaks),
             seconds=step_seconds,
-            notes=tuple(prepared.notes),
+            notes=prepared.assumptions,
             way=self.way,
         )
 
@@ -168,8 +166,10 @@ class Session:
         if previous is None:
             give_values(self.model)
 
-        def fill(leaf: Any) -> Any:
-            return keras.ops.zeros(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf  # a number
+        leaves = iter(batch_leaves(self.prepared))
+
+        def fill(value: Any) -> Any:
+            return next(leaves).zeros() if hasattr(value, "shape") else value  # a number
 
         self.batch = keras.tree.map_structure(fill, self.prepared.data)
         self.take = self.step_function(mode)

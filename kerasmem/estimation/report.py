@@ -207,6 +207,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
         pool: bytes of the allocator, if known.
         instant: the moment of the peak, if known.
         fallback: why the formula answers instead of a method that matches the step, or None.
+        caveats: differences between the estimated step and the user's, shown with the answer.
     """
 
     model: ModelFacts
@@ -220,6 +221,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     pool: Pool | None = None
     instant: Instant | None = None
     fallback: str | None = None
+    caveats: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -255,10 +257,12 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     @property
     def answer(self) -> str:
         """A summary: "cnn fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
+        but = f" ({'; '.join(self.caveats)})" if self.caveats else ""
         if self.device is None:
-            return f"{self.model.name} {self.needs}{self.if_free}"
+            return f"{self.model.name} {self.needs}{self.if_free}{but}"
         fits = verdict_on(self.device.verdict, self.device.name)
-        return f"{self.model.name} {fits}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
+        available = format_size(self.device.available_bytes)
+        return f"{self.model.name} {fits}: {self.needs}, of {available}{self.if_free}{but}"
 
 
 def check_sizes(report: Any) -> None:

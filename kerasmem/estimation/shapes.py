@@ -11,13 +11,13 @@ from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.inputs import ModelInput, model_inputs
+from kerasmem.models.compiling import TrainingSettings, compile_model, loss_name, optimizer_name
+from kerasmem.models.inputs import ModelInput
 from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel
 from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.spec import DEFAULT_BATCH_SIZE, StepSpec
-from kerasmem.models.step import PreparedStep, prepare_step, trace_step
-from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes
+from kerasmem.models.spec import StepSpec
+from kerasmem.models.step import PreparedStep, output_spec, prepare_step, trace_step
 
 LARGEST_TRACED_BATCH = 1024
 
@@ -29,10 +29,12 @@ class StepCache:
     Attributes:
         inferred: by batch size, the rows of the layers and whether the step was traced for them.
         prepared: the last prepared step.
+        assumptions: assumptions about optimizer and loss, or None if the model is not compiled yet.
     """
 
     inferred: dict[int, tuple[Inferred, bool]] = field(default_factory=dict)
     prepared: PreparedStep | None = None
+    assumptions: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class ShapedStep:
     Attributes:
         spec: the settings.
         target: the named device, or None.
-        opened: the model, with the spec's training settings.
+        opened: the model, compiled.
+        training: the user's replacements of arguments of `compile`.
         cache: results of earlier estimates of this model.
         structure: nesting of the model's inputs.
         inputs: the inputs, with the batch as the only open dimension.
@@ -51,13 +54,14 @@ class ShapedStep:
         layers: those rows, with their bytes by the formula.
         formula: the formula's figures.
         slots: bytes of the optimizer's slots, or None if there are none or unknown.
-        optimizers: lower-case class names of the optimizers that an own training step applies; empty for Keras's step.
+        optimizer: the names of the optimizers, or None if unknown.
         notes: remarks on the batch.
     """
 
     spec: StepSpec
     target: DeviceTarget | None
     opened: OpenedModel
+    training: TrainingSettings
     cache: StepCache
     structure: Any
     inputs: list[ModelInput]
@@ -66,7 +70,7 @@ class ShapedStep:
     layers: tuple[LayerMemory, ...]
     formula: Formula
     slots: int | None
-    optimizers: tuple[str, ...]
+    optimizer: str | None
     notes: tuple[str, ...]
 
     @property
@@ -80,9 +84,15 @@ class ShapedStep:
         return any(tensor.shape[0] is not None for tensor in self.inputs)
 
     @property
-    def optimizer(self) -> str | None:
-        """The names of the optimizers, or None if unknown."""
-        return ", ".join(self.optimizers) or self.opened.training.optimizer
+    def loss(self) -> str | None:
+        """The name of the loss, or None if unknown."""
+        return loss_name(self.opened.model)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Differences between the step and the user's, for the first line of the answer."""
+        of_data = () if self.training.batch is None else self.training.batch.caveats
+        return (*self.opened.caveats, *(self.cache.assumptions or ()), *of_data)
 
     @property
     def rows(self) -> list[str]:
@@ -105,7 +115,7 @@ class ShapedStep:
             previous = None
         opened = self.opened
         self.cache.prepared = prepare_step(
-            opened.model, opened.training, self.structure, self.inputs, self.batch_size, mode, jit_compile, previous
+            opened.model, self.training, self.structure, self.inputs, self.batch_size, mode, jit_compile, previous
         )
         return self.cache.prepared
 
@@ -123,21 +133,29 @@ def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel,
     batch, notes = _batch(spec, fixed)
     # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
+    training = spec.training()
+    if cache.assumptions is None and spec.mode != "inference":
+
+        def outputs() -> Any:
+            return output_spec(opened.model, structure, [tensor.tensor(traced) for tensor in inputs])
+
+        cache.assumptions = compile_model(opened.model, training, outputs)
     if traced not in cache.inferred:
-        cache.inferred[traced] = _infer(spec.mode, opened, structure, inputs, traced)
+        cache.inferred[traced] = _infer(spec.mode, opened, training, structure, inputs, traced)
     inferred, step_calls = cache.inferred[traced]
-    slots, applied = None, []
+    slots, optimizer = None, optimizer_name(opened.model)
     if is_training and step_calls:
         slots = sum(map(variable_bytes, optimizer_variables(opened.model)))
         applied = [type(optimizer).__name__.lower() for optimizer in optimizers_of(opened.model) if optimizer.built]
+        optimizer = ", ".join(applied) or optimizer
     elif is_training:
-        assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
-        slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
+        slots = _slot_bytes(opened.model)
     layers = share_out(inferred.layers, batch, spec.mode)
     return ShapedStep(
         spec=spec,
         target=target,
         opened=opened,
+        training=training,
         cache=cache,
         structure=structure,
         inputs=inputs,
@@ -146,14 +164,24 @@ def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel,
         layers=layers,
         formula=formula(layers, batch, spec.mode),
         slots=slots,
-        optimizers=tuple(applied),
-        notes=notes,
+        optimizer=optimizer,
+        notes=notes if training.batch is None else (*notes, *training.batch.notes),
     )
+
+
+def _slot_bytes(model: Any) -> int | None:
+    """Build the optimizer's slots as shapes, and return their bytes, or None if that fails."""
+    try:
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        return sum(map(variable_bytes, model.optimizer.variables))
+    except Exception:  # the optimizer may be the user's
+        return None
 
 
 def _inputs(opened: OpenedModel, spec: StepSpec) -> tuple[Any, list[ModelInput]]:
     try:
-        return model_inputs(opened.model, spec.input_shapes())
+        return spec.inputs(opened.model)
     except UsageError as error:
         if opened.source == OBJECT_SOURCE:
             raise
@@ -163,13 +191,13 @@ def _inputs(opened: OpenedModel, spec: StepSpec) -> tuple[Any, list[ModelInput]]
 def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
     """Return one replica's batch (its share, or the one that inputs fix), and notes."""
     replicas, sizes = spec.replicas, sorted(set(fixed))
-    share = -(-spec.batch_size // replicas)
+    share = -(-spec.samples // replicas)
     if len(sizes) > 1:
         raise UsageError(f"the model's inputs must fix one batch size; got {sizes}")
     batch = sizes[0] if sizes else share
-    if batch != share and share != DEFAULT_BATCH_SIZE:
+    if batch != share and spec.batch_size is not None:
         raise UsageError(f"batch_size {share}: the model's input fixes the batch at {batch}")
-    whole = spec.batch_size if batch == share else batch * spec.batch_size // share
+    whole = spec.samples if batch == share else batch * replicas
     notes = [] if batch == share else [f"the model's input fixes the batch at {batch}"]
     if replicas > 1:
         uneven = ", the largest share" if whole % replicas else ""
@@ -178,20 +206,27 @@ def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
 
 
 def _infer(
-    mode: str, opened: OpenedModel, structure: Any, inputs: list[ModelInput], batch_size: int
+    mode: str,
+    opened: OpenedModel,
+    training: TrainingSettings,
+    structure: Any,
+    inputs: list[ModelInput],
+    batch_size: int,
 ) -> tuple[Inferred, bool]:
     """Return the layers' rows, and whether the step was traced.
 
     Otherwise the model is called. The step is traced if it calls the layers itself: if the model has no `call`, or if
-    its own training step has optimizers or takes other inputs than `call`. On JAX the model is always called.
+    its own training step has optimizers or takes other inputs than `call`, or with sparse or ragged data. On JAX the
+    model is always called.
     """
     model, source = opened.model, "" if opened.source == OBJECT_SOURCE else opened.source
     on_tensorflow, is_own = not runs_on_jax(), mode == "train" and has_own_step(model)
+    is_irregular = training.batch is not None and training.batch.is_irregular
 
     def trace() -> Any:
-        return trace_step(prepare_step(model, opened.training, structure, inputs, batch_size, mode))
+        return trace_step(prepare_step(model, training, structure, inputs, batch_size, mode))
 
-    if on_tensorflow and (not has_call(model) or (is_own and keeps_optimizers(model))):
+    if on_tensorflow and (not has_call(model) or is_irregular or (is_own and keeps_optimizers(model))):
         return infer_layers(model, structure, inputs, batch_size, source, trace), True
     try:
         return infer_layers(model, structure, inputs, batch_size, source), False

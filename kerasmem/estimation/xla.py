@@ -249,7 +249,7 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
         plans=(),
         layers=tuple({str(layer.name) for layer in flatten_layers(model, include_self=False)}),
         optimizer=str(model.optimizer.name) if step.mode == "train" else None,
-        notes=step.notes,
+        notes=(),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
+from kerasmem.models.data import Batch, Leaf
 from kerasmem.models.own_step import has_own_step, step_arguments
 
 Shape = tuple[int | None, ...]
@@ -28,12 +29,20 @@ class ModelInput:
     Attributes:
         name: the input's name.
         shape: shape with the batch first; unknown dimensions are None.
-        dtype: dtype to which Keras casts the input.
+        dtype: dtype to which Keras casts the input, or that of the user's data.
+        leaf: the tensor of the user's data, or None.
     """
 
     name: str
     shape: Shape
     dtype: str
+    leaf: Leaf | None = None
+
+    def tensor(self, batch_size: int) -> Any:
+        """Return the Keras tensor of a batch."""
+        if self.leaf is not None:
+            return self.leaf.resized(batch_size).tensor()
+        return import_keras().KerasTensor((batch_size, *self.shape[1:]), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -154,30 +163,40 @@ class TargetSettings:
         shapes: shapes without the batch by name of the target, "" for a single one. If empty, the loss decides.
         dtype: default for shapes without a dtype. If None, the loss decides.
         are_none: whether the step takes no targets.
+        sample_weight: shape of the sample weights, () for one a sample, or None without sample weights.
     """
 
     shapes: Mapping[str, ShapeSetting] = field(default_factory=dict)
     dtype: str | None = None
     are_none: bool = False
+    sample_weight: tuple[int, ...] | None = None
 
 
-def read_targets(target_shape: Any = None, target_dtype: str | None = None) -> TargetSettings:
+def read_targets(
+    target_shape: Any = None, target_dtype: str | None = None, sample_weight: Any = False
+) -> TargetSettings:
     """Read `target_shape` and `target_dtype`.
 
     Args:
         target_shape: None, a shape, a text, a list of texts or a dict of shapes by name, without the batch. "none" if
             the step takes no targets.
         target_dtype: dtype, such as "int32".
+        sample_weight: True for one weight a sample, as `class_weight` makes them, or their shape without the batch.
 
     Raises:
         UsageError: If a setting cannot be read, or they contradict each other.
     """
     dtype = None if target_dtype is None else check_dtype(target_dtype, "--target-dtype")
+    weights: tuple[int, ...] | None = None
+    if sample_weight is True:
+        weights = ()
+    elif sample_weight not in (False, None):
+        weights = _read_shape(sample_weight, "--sample-weight").sizes
     if target_shape in (NO_TARGETS, [NO_TARGETS], (NO_TARGETS,)):
         if dtype is not None:
             raise UsageError(f"--target-shape {NO_TARGETS} and --target-dtype cannot be combined; choose one")
-        return TargetSettings(are_none=True)
-    return TargetSettings(normalise_input_shapes(target_shape, "--target-shape"), dtype)
+        return TargetSettings(are_none=True, sample_weight=weights)
+    return TargetSettings(normalise_input_shapes(target_shape, "--target-shape"), dtype, sample_weight=weights)
 
 
 def by_place(names: Collection[str]) -> bool:
@@ -201,6 +220,13 @@ def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any,
         structure, flat = model_inputs(model, others)
         return WithNumbers(structure, {name: _number(model, name, shape) for name, shape in numbers.items()}), flat
     declared = _declared_inputs(model)
+    for tensor in [] if declared is None else model.inputs:
+        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
+            kind = "sparse" if tensor.sparse else "ragged"
+            raise UsageError(
+                f"input {input_name(tensor)!r} is {kind}, so its memory depends on its values; pass what fit gets: "
+                "data=… (--data file.py:function)"
+            )
     try:
         structure, flat = _undeclared_inputs(model, settings) if declared is None else _settle_all(*declared, settings)
     except UsageError:
@@ -214,6 +240,21 @@ def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any,
                 f"the batch, for example --input-shape {model_input.name}={_example(model_input.shape[1:])}"
             )
     return structure, flat
+
+
+def data_inputs(model: Any, batch: Batch) -> tuple[Any, list[ModelInput]]:
+    """Return the structure of the inputs in the user's data and the flat inputs."""
+    tree = import_keras().tree
+    x, _, _ = batch.parts()
+    leaves = [leaf for leaf in tree.flatten(x) if leaf is not None]
+    declared = None if isinstance(x, Mapping) else _declared_inputs(model)
+    names = [tensor.name for tensor in declared[1]] if declared is not None else []
+    if len(names) != len(leaves):
+        names = ["/".join(map(str, path)) or "input" for path, leaf in tree.flatten_with_path(x) if leaf is not None]
+    flat = [
+        ModelInput(name, (None, *leaf.shape[1:]), leaf.dtype, leaf) for name, leaf in zip(names, leaves, strict=True)
+    ]
+    return x if tree.is_nested(x) else None, flat
 
 
 def _number(model: Any, name: str, shape: ShapeSetting) -> Any:

@@ -1,4 +1,7 @@
-"""Open models from files, functions and Keras objects, without allocating their weights."""
+"""Open models from files, functions and Keras objects, without allocating their weights.
+
+A Keras model is traced as it is, and left as it was. Other processes get its description (`PackedModel`).
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,25 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 from kerasmem.checks import nearest
 from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
 from kerasmem.compat.keras_state import names_restarted, safe_mode
+from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models import user_code, vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.compiling import TrainingSettings, compile_from_file
 from kerasmem.models.document import ModelDocument, check_factory_name, check_model_name, is_factory_name, read_document
-from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
-from kerasmem.models.own_step import as_loop
-from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
+from kerasmem.models.keras2 import Keras2Translator, is_keras2
+from kerasmem.models.own_step import as_loop, compiles_as_keras, has_own_compile_config, takes_settings
+from kerasmem.models.unchanged import state_restored
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
+_PLAIN = (bool, int, float, str, type(None))
 _BESIDE_THE_MODEL = ("compile_config", "keras_version", "backend")
 
 
@@ -35,14 +42,14 @@ class OpenedModel:
     Attributes:
         model: the Keras model. Its variables have values only if it was a Keras object.
         source: its origin: a path, "package.module:function" or "Python object".
-        training: arguments of `compile`, such as optimizer and loss, if known.
         notes: remarks for the user.
+        caveats: differences from the file's `compile`, for the first line of an answer.
     """
 
     model: Any
     source: str
-    training: TrainingSettings
     notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -54,9 +61,11 @@ def open_model(
     custom_objects: Mapping[str, Any] | None = None,
     trust: bool = False,
     dtype_policy: str | None = None,
-    shapes_only: bool = False,
+    training: TrainingSettings = TrainingSettings(),  # noqa: B008 (immutable)
 ) -> Iterator[OpenedModel]:
-    """Open a model while the context lasts, without allocating its weights.
+    """Open a model while the context lasts, without allocating its weights, compiled as its author wrote.
+
+    A Keras model may be changed while the context lasts. Its Python state is restored at the end.
 
     Args:
         source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"), a
@@ -68,8 +77,7 @@ def open_model(
         custom_objects: classes and functions by the names that the file uses.
         trust: whether serialised Python code in the file may run.
         dtype_policy: policy to use instead of float32, such as "mixed_float16".
-        shapes_only: whether to copy a Keras model without its weights, so that preparing its training does not
-            change it.
+        training: optimizer and loss that replace those of a file, which are then not read.
 
     Raises:
         ModelFileError: If the file cannot be opened as a model.
@@ -79,26 +87,22 @@ def open_model(
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     if name is not None:
         check_model_name(name)
-    is_live = isinstance(source, import_keras().Model)
-    if is_live and source.built and not shapes_only and dtype_policy is None:
-        yield OpenedModel(source, OBJECT_SOURCE, training_of_model(source))
-        return
     with weightless():
-        if is_live:
-            copy, training = pack_model(source).built(dtype_policy), training_of_model(source)
-            yield OpenedModel(copy, OBJECT_SOURCE, training_of_copy(source, training))
+        if isinstance(source, import_keras().Model):
+            with state_restored(source):
+                yield OpenedModel(_with_policy(source, dtype_policy), OBJECT_SOURCE)
         elif isinstance(source, PackedModel):
-            yield OpenedModel(source.built(dtype_policy), OBJECT_SOURCE, source.training)
+            yield OpenedModel(source.built(dtype_policy), OBJECT_SOURCE)
         elif factory is not None:
-            opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
+            opened = _open_factory(find_function(factory, "--factory"), factory, factory_args, dtype_policy)
             if name is not None:
                 note = f"the architecture is from {factory}, not from {name}"
                 opened = replace(opened, source=f"{name} ({factory})", notes=(*opened.notes, note))
             yield opened
         elif name is not None and is_factory_name(name):
-            yield _open_factory(_find_factory(name, "model"), name, factory_args, dtype_policy)
+            yield _open_factory(find_function(name, "model"), name, factory_args, dtype_policy)
         elif name is not None:
-            yield _open_document(read_document(name), custom_objects, trust, dtype_policy)
+            yield _open_document(read_document(name), custom_objects, trust, dtype_policy, training)
         elif inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
             yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
         else:
@@ -108,14 +112,35 @@ def open_model(
             )
 
 
+def _with_policy(model: Any, name: str | None) -> Any:
+    """Return the model with another dtype policy instead of float32, changed in place if the variables keep theirs."""
+    if name is None:
+        return model
+    if vocabulary.checked_policy(name).variable_dtype != "float32":
+        return pack_model(model).built(name)
+    for layer in flatten_layers(model):
+        if layer.dtype_policy.name == "float32":
+            layer.dtype_policy = name
+    if getattr(model, "compiled", False) and takes_settings(model):
+        model.compile(**compile_arguments(model))  # with loss scaling if the policy needs it
+    return model
+
+
 def _open_document(
-    document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
+    document: ModelDocument,
+    custom_objects: Mapping[str, Any] | None,
+    trust: bool,
+    dtype_policy: str | None,
+    training: TrainingSettings,
 ) -> OpenedModel:
     keras = import_keras()
     path = os.fspath(document.path)
+    objects = vocabulary.with_registered(custom_objects)
+    caveats: tuple[str, ...] = ()
     try:
-        model = _build(document, custom_objects, trust, dtype_policy)
-        training = training_of_document(document)
+        model = _build(document, objects, trust, dtype_policy)
+        if document.training and isinstance(model, keras.Model):
+            caveats = compile_from_file(model, document.training, objects, trust, training)
     except ModelFileError as error:
         raise type(error)(f"{path}: {error}") from error
     except KerasmemError:
@@ -126,15 +151,12 @@ def _open_document(
         raise ModelFileError(f"{path}: Keras cannot build the model: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelFileError(f"{path}: contains a {type(model).__name__}, not a model")
-    return OpenedModel(model, path, training)
+    return OpenedModel(model, path, caveats=caveats)
 
 
-def _build(
-    document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
-) -> Any:
+def _build(document: ModelDocument, objects: Mapping[str, Any], trust: bool, dtype_policy: str | None) -> Any:
     """Translate a configuration to Keras 3, check it, and build the model."""
     vocabulary.register_own_classes(document.config)
-    objects = vocabulary.with_registered(custom_objects)
     config: Any = {key: value for key, value in document.config.items() if key not in _BESIDE_THE_MODEL}
     if is_keras2(document.keras_version, config):
         config = Keras2Translator(objects).value(config)
@@ -174,12 +196,15 @@ def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
         module = vocabulary.module_of(class_name, is_operation)
         if module is not None:
             result["module"], result["registered_name"] = module, None
-    if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):
-        result["config"] = {**result["config"], "unroll": False}  # the same model with fewer operations
     return result
 
 
-def _find_factory(text: str, option: str) -> Callable[..., Any]:
+def find_function(text: str, option: str) -> Callable[..., Any]:
+    """Return the user's function of a text "package.module:function" or "file.py:function".
+
+    Raises:
+        UsageError: If the module cannot be imported, or lacks the function.
+    """
     check_factory_name(text, option)
     module_name, _, function = text.rpartition(":")
     names = user_code.import_user_module(module_name, option)
@@ -215,7 +240,7 @@ def _open_factory(
         if model is None:
             kind = type(returned).__name__
             raise ModelError(f"{source} must return a Keras model or a step function; got {kind}")
-    return OpenedModel(model, source, training_of_model(model))
+    return OpenedModel(model, source)
 
 
 def _call_factory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -232,47 +257,48 @@ def _call_factory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> An
         return build(**arguments)
 
 
-def check_built(model: Any) -> None:
-    """Refuse a Keras model that is not built, unless it is Sequential.
-
-    Raises:
-        UsageError: If the model is not built.
-    """
-    if not model.built and not isinstance(model, import_keras().Sequential):
-        raise UsageError(
-            f"model {model.name!r} must be built; call it on data if its weights fit in memory here, or pass "
-            "the class or function that creates it"
-        )
-
-
 class NotRebuiltError(UsageError):
     """A Keras model cannot be rebuilt from its configuration."""
 
 
 @dataclass(frozen=True)
+class _PackedPart:
+    """Configuration of an optimizer, loss or metric."""
+
+    config: dict[str, Any]
+
+
+def _pack(part: Any) -> Any:
+    """Describe an argument of `compile`. Functions are sent as they are."""
+    keras = import_keras()
+    is_object = isinstance(part, (keras.Optimizer, keras.Loss, keras.Metric))
+    return _PackedPart(keras.saving.serialize_keras_object(part)) if is_object else part
+
+
+@dataclass(frozen=True)
 class PackedModel:
-    """Description of a Keras model without its weights, to rebuild it here or in another process.
+    """Description of a compiled Keras model without its weights, to rebuild it in another process.
 
     Attributes:
         name: name of the model.
         config: configuration of the model, without that of `compile`.
-        compile_config: Keras's configuration of `compile`; empty or None if the model is not compiled.
+        compiled: the arguments of `compile`, or the configuration for `compile_from_config`; empty if not compiled.
         objects: the user's classes and functions in the model, by the names that Keras uses for them.
-        training: arguments of `compile`, without objects of the user's classes.
         trained_layers: name and `trainable` of each layer at any depth; empty if all are trainable.
         trained_weights: path and `trainable` of each weight; empty if all follow from their layers.
+        settings: class name and plain attributes of each object of the user's classes, to check the copy.
     """
 
     name: str
     config: dict[str, Any]
-    compile_config: dict[str, Any] | None
+    compiled: dict[str, Any]
     objects: Mapping[str, Any]
-    training: TrainingSettings
     trained_layers: tuple[tuple[str, bool], ...] = ()
     trained_weights: tuple[tuple[str, bool], ...] = ()
+    settings: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def built(self, dtype_policy: str | None = None) -> Any:
-        """Build the model, optionally with another dtype policy.
+        """Build and compile the model, optionally with another dtype policy.
 
         Raises:
             NotRebuiltError: If the configuration does not build the whole model.
@@ -281,10 +307,24 @@ class PackedModel:
         try:
             config = self.config if dtype_policy is None else vocabulary.with_dtype_policy(self.config, dtype_policy)
             copy = _deserialize(config, self.objects, trust=True)  # an object of the user's program
+            self._freeze(copy)  # before `compile`, as the optimizer creates slots for trainable weights
+            if self.compiled and has_own_compile_config(copy):
+                with import_keras().saving.custom_object_scope(self.objects), safe_mode(False):
+                    copy.compile_from_config(self.compiled)
+            elif self.compiled:
+                copy.compile(**import_keras().tree.map_structure(self._unpack, self.compiled))
+        except NotRebuiltError:
+            raise
         except Exception as error:
-            raise _not_rebuilt(self.name, error) from error
-        self._freeze(copy)
+            raise _not_rebuilt(self.name, keras_reason(error)) from error
+        for (kind, settings), (_, copied) in zip(self.settings, _settings_of(copy), strict=False):
+            lost = [key for key, value in settings.items() if key in copied and copied[key] != value]
+            if lost:
+                raise _not_rebuilt(self.name, f"get_config() of {kind} lacks {', '.join(lost[:3])}")
         return copy
+
+    def _unpack(self, part: Any) -> Any:
+        return _deserialize(part.config, self.objects, trust=True) if isinstance(part, _PackedPart) else part
 
     def _freeze(self, copy: Any) -> None:
         layers = [(layer.name, layer) for layer in flatten_layers(copy)]
@@ -304,17 +344,26 @@ class PackedModel:
 
 
 def pack_model(model: Any) -> PackedModel:
-    """Describe a Keras model without its weights.
+    """Describe a Keras model and its `compile` without weights.
 
     Raises:
-        UsageError: If the model is not built, or has no configuration.
+        NotRebuiltError: If the model is not built, or has parts without a configuration.
     """
-    check_built(model)
+    if not model.built and not isinstance(model, import_keras().Sequential):
+        raise _not_rebuilt(model.name, "it is not built")
+    compiled = {}
     try:
         config = vocabulary.configuration(model)
+        config.pop("compile_config", None)
+        if getattr(model, "compiled", False):
+            if has_own_compile_config(model):
+                compiled = model.get_compile_config()
+            elif compiles_as_keras(model):
+                compiled = import_keras().tree.map_structure(_pack, compile_arguments(model))
+            else:
+                raise TypeError("its compile() has other arguments than Keras's, and no compile_from_config()")
     except Exception as error:
-        raise _not_rebuilt(model.name, error) from error
-    compiled = config.pop("compile_config", None)
+        raise _not_rebuilt(model.name, keras_reason(error)) from error
     text = repr((config, compiled))
     objects = {name: value for name, value in user_code.own_objects(model).items() if repr(name) in text}
     layers = flatten_layers(model)
@@ -325,14 +374,21 @@ def pack_model(model: Any) -> PackedModel:
         config,
         compiled,
         objects,
-        training_of_copy(model, training_of_model(model), is_sent=True),
         trained_layers=() if all(is_trained for _, is_trained in flags) else flags,
         trained_weights=() if follow else tuple((weight.path, bool(weight.trainable)) for weight in model.weights),
+        settings=tuple(_settings_of(model)),
     )
 
 
-def _not_rebuilt(name: str, error: Exception) -> NotRebuiltError:
+def _settings_of(model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the class name and the plain public attributes of each object of the user's classes."""
+    for part in (*flatten_layers(model), *user_code.compiled_parts(model)):
+        if not isinstance(part, (str, FunctionType)) and not user_code.is_of_a_library(part):
+            attributes = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "built"}
+            yield type(part).__name__, {key: value for key, value in attributes.items() if isinstance(value, _PLAIN)}
+
+
+def _not_rebuilt(name: str, reason: str) -> NotRebuiltError:
     return NotRebuiltError(
-        f"model {name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
-        "pass a function that builds it"
+        f"model {name!r} cannot be rebuilt in another process ({reason}); pass a function that builds it"
     )

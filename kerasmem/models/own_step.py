@@ -20,6 +20,18 @@ def takes_settings(model: Any) -> bool:
     return takes_any or {"optimizer", "loss", "metrics", "jit_compile"} <= set(parameters)
 
 
+def compiles_as_keras(model: Any) -> bool:
+    """Return whether all arguments of the model's `compile` are Keras's."""
+    return {*inspect.signature(model.compile).parameters} <= {
+        *inspect.signature(import_keras().Model.compile).parameters
+    }
+
+
+def has_own_compile_config(model: Any) -> bool:
+    """Return whether the model's class overrides `compile_from_config`."""
+    return type(model).compile_from_config is not import_keras().Model.compile_from_config
+
+
 def has_own_step(model: Any) -> bool:
     """Return whether the model's class overrides `train_step`."""
     keras = import_keras()

@@ -12,19 +12,29 @@ from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from kerasmem import checks
 from kerasmem.checks import MethodName, Mode
+from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.inputs import ShapeSetting, TargetSettings, normalise_input_shapes, read_targets
-from kerasmem.models.opening import OpenedModel, open_model, pack_model
+from kerasmem.models.compiling import TrainingSettings, training_settings
+from kerasmem.models.data import DEFAULT_SIZE as DEFAULT_BATCH_SIZE
+from kerasmem.models.data import read_batch
+from kerasmem.models.inputs import (
+    ModelInput,
+    TargetSettings,
+    data_inputs,
+    model_inputs,
+    normalise_input_shapes,
+    read_targets,
+)
+from kerasmem.models.opening import OpenedModel, find_function, open_model, pack_model
 from kerasmem.models.user_code import load_custom_objects
 
-DEFAULT_BATCH_SIZE = 32
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StepSettings(TypedDict, total=False):
     """Types of the settings, for `**settings: Unpack[StepSettings]`."""
 
-    batch_size: int
+    batch_size: int | None
     method: MethodName
     optimizer: str | None
     loss: str | None
@@ -35,6 +45,8 @@ class StepSettings(TypedDict, total=False):
     input_shape: Any
     target_shape: Any
     target_dtype: str | None
+    sample_weight: Any
+    data: Any
     factory: str | None
     factory_args: Mapping[str, Any] | None
     custom_objects: Any
@@ -60,7 +72,7 @@ class StepSpec:
     """
 
     model: Any
-    batch_size: int = DEFAULT_BATCH_SIZE
+    batch_size: int | None = None
     method: str = "auto"
     optimizer: str | None = None
     loss: str | None = None
@@ -72,6 +84,8 @@ class StepSpec:
     input_shape: Any = None
     target_shape: Any = None
     target_dtype: str | None = None
+    sample_weight: Any = False
+    data: Any = None
     factory: str | None = None
     factory_args: Mapping[str, Any] | None = None
     custom_objects: Any = None
@@ -82,7 +96,25 @@ class StepSpec:
         checks.choice("mode", self.mode, get_args(Mode))
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
         checks.whole("replicas", self.replicas)
-        checks.batch_size("batch_size", self.batch_size, self.method)
+        if self.batch_size is not None:
+            checks.batch_size("batch_size", self.batch_size, self.method)
+        if self.data is not None:
+            self._read_data()
+
+    def _read_data(self) -> None:
+        """Replace the user's data by the shapes of one batch."""
+        for name in ("input_shape", "target_shape", "target_dtype", "sample_weight"):
+            if getattr(self, name) not in (None, False, [], ()):
+                raise UsageError(f"data and {name} cannot be combined; the shapes come from the data")
+        data = find_function(self.data, "--data") if isinstance(self.data, str) else self.data
+        object.__setattr__(self, "data", read_batch(data, self.batch_size))
+
+    @property
+    def samples(self) -> int:
+        """Samples in a batch of all replicas, unless the model fixes them."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return DEFAULT_BATCH_SIZE if self.data is None else int(self.data.size)
 
     @property
     def label(self) -> str:
@@ -98,15 +130,21 @@ class StepSpec:
         """Return all settings except the model, as keyword arguments."""
         return {name: getattr(self, name) for name in EstimateSettings.__annotations__}
 
-    def input_shapes(self) -> dict[str, ShapeSetting]:
-        """Return the user's shapes of the inputs by name, "" for a single input."""
-        return normalise_input_shapes(self.input_shape)
-
     def targets(self) -> TargetSettings:
         """Return the user's settings of the targets."""
-        return read_targets(self.target_shape, self.target_dtype)
+        return read_targets(self.target_shape, self.target_dtype, self.sample_weight)
 
-    def open_model(self, *, shapes_only: bool = False) -> contextlib.AbstractContextManager[OpenedModel]:
+    def inputs(self, model: Any) -> tuple[Any, list[ModelInput]]:
+        """Return the structure of the model's inputs and the flat inputs, from the data or the user's shapes."""
+        if self.data is not None:
+            return data_inputs(model, self.data)
+        return model_inputs(model, normalise_input_shapes(self.input_shape))
+
+    def training(self) -> TrainingSettings:
+        """Return the user's replacements of arguments of `compile`."""
+        return training_settings(self.optimizer, self.loss, self.targets(), self.data)
+
+    def open_model(self) -> contextlib.AbstractContextManager[OpenedModel]:
         """Return a context manager that opens the model with these settings."""
         objects = self.custom_objects or {}
         return open_model(
@@ -116,7 +154,7 @@ class StepSpec:
             custom_objects=objects if isinstance(objects, Mapping) else load_custom_objects(objects),
             trust=self.trust,
             dtype_policy=self.dtype_policy,
-            shapes_only=shapes_only,
+            training=self.training(),
         )
 
     def portable(self, **changes: Any) -> StepSpec:
@@ -126,7 +164,7 @@ class StepSpec:
             **changes: settings to change.
 
         Raises:
-            UsageError: If the model has no configuration.
+            NotRebuiltError: If the model has parts without a configuration.
         """
         spec = replace(self, **changes)
         return replace(spec, model=pack_model(spec.model)) if isinstance(spec.model, import_keras().Model) else spec

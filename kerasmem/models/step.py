@@ -11,7 +11,7 @@ batch is an argument, which the caller holds during the step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -22,10 +22,11 @@ from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_left_out
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
-from kerasmem.models.inputs import ByKeyword, ModelInput, TargetSettings, WithNumbers, by_place
+from kerasmem.models.compiling import TrainingSettings, compile_model, sparse_losses
+from kerasmem.models.data import Batch, Leaf
+from kerasmem.models.inputs import ByKeyword, ModelInput, TargetSettings, WithNumbers, by_place, data_inputs
 from kerasmem.models.op_names import record_scopes
 from kerasmem.models.own_step import has_call, has_own_step, optimizers_of, variables_of
-from kerasmem.models.training import TrainingSettings, compile_model, sparse_losses
 from kerasmem.models.weightless import placeholders_for, with_stand_ins
 
 _STEPS = {"train": "train_step", "evaluate": "test_step", "inference": "predict_step"}
@@ -45,8 +46,10 @@ class PreparedStep:
         y: the targets as Keras tensors, or None.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
-        notes: assumptions about optimizer and loss.
-        sample_weight: the sample weights as a Keras tensor, or None.
+        assumptions: assumptions about optimizer and loss.
+        sample_weight: the sample weights as Keras tensors, or None.
+        element: argument of `train_step` with Keras tensors, if it is from the user's data; else None.
+        leaves: the tensors of that argument, with the values of sparse and ragged ones.
     """
 
     model: Any
@@ -54,12 +57,16 @@ class PreparedStep:
     y: Any
     mode: str
     jit_compile: bool
-    notes: tuple[str, ...] = field(default=())
+    assumptions: tuple[str, ...] = field(default=())
     sample_weight: Any = None
+    element: Any = None
+    leaves: tuple[Leaf, ...] = ()
 
     @property
     def data(self) -> Any:
         """Argument of `train_step`. Inputs without targets are in a tuple, so that none is mistaken for a target."""
+        if self.element is not None:
+            return self.element
         if self.sample_weight is not None:
             return (self.x, self.y, self.sample_weight)
         if self.y is not None:
@@ -114,7 +121,7 @@ def prepare_step(
 
     Args:
         model: a Keras model.
-        training: arguments of `compile`.
+        training: the user's replacements of arguments of `compile`.
         structure: structure of the model's inputs (from `model_inputs`).
         inputs: the inputs, with known dimensions except the batch.
         batch_size: samples in the batch.
@@ -127,18 +134,28 @@ def prepare_step(
         TargetsError: If the user's targets do not match the model.
     """
     keras = import_keras()
-    flat = [keras.KerasTensor((batch_size, *model_input.shape[1:]), model_input.dtype) for model_input in inputs]
+    batch = None if training.batch is None else training.batch.resized(batch_size)
+    if batch is not None:
+        inputs = data_inputs(model, batch)[1]
+    flat = [model_input.tensor(batch_size) for model_input in inputs]
     x = pack_inputs(structure, flat)
     outputs = cache(partial(output_spec, model, structure, flat))
     try:
         if mode == "inference":
             if has_call(model):
                 outputs()
-            return PreparedStep(model, x, None, mode, jit_compile)
-        notes = compile_model(model, training, outputs, jit_compile) if known is None else known.notes
-        y = step_targets(model, training.targets, outputs, batch_size)
-        prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
-        if known is None and not has_own_step(model):
+            leaves = [model_input.leaf for model_input in inputs if model_input.leaf is not None]
+            return PreparedStep(model, x, None, mode, jit_compile, leaves=tuple(leaves))
+        assumptions = compile_model(model, training, outputs) if known is None else known.assumptions
+        model.jit_compile = jit_compile
+        if batch is None:
+            y = step_targets(model, training.targets, outputs, batch_size)
+            weights = training.targets.sample_weight
+            sample_weight = None if weights is None else keras.KerasTensor((batch_size, *weights), "float32")
+            prepared = PreparedStep(model, x, y, mode, jit_compile, assumptions, sample_weight)
+        else:
+            prepared = _prepare_batch(model, batch, mode, jit_compile, assumptions)
+        if known is None and not (has_own_step(model) or (batch is not None and batch.is_irregular)):
             _build(prepared, outputs())
         elif known is None and runs_on_jax():  # TensorFlow builds it during the trace
             symbolic_build(model, data_batch=prepared.data)
@@ -169,7 +186,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     keras = import_keras()
     leaves = keras.tree.flatten(prepared.data)
-    flat = tuple(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, keras.KerasTensor))
+    flat = tuple(tf.TensorSpec(shape, dtype) for leaf in batch_leaves(prepared) for shape, dtype in leaf.parts())
     stand_ins: dict[int, Any] = {}
     references: list[Any] = [] if keep_alive is None else keep_alive
 
@@ -180,15 +197,19 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         return stand_in
 
     run = getattr(prepared.model, _STEPS[prepared.mode])
+    variables = [variable for variable, _ in variables_of(prepared.model, prepared.mode).values()]
+    # XLA's compiler reads the variables, which may be on another device.
+    others = [] if keep_alive is None else [variable for variable in variables if raw_value(variable) is not None]
 
     @tf.autograph.experimental.do_not_convert
     def step(*tensors: Any) -> Any:
         rest = iter(tensors)
-        parts = [next(rest) if isinstance(leaf, keras.KerasTensor) else leaf for leaf in leaves]
+        own = iter(batch_leaves(prepared))
+        parts = [next(own).joined(rest) if isinstance(leaf, keras.KerasTensor) else leaf for leaf in leaves]
         return run(keras.tree.pack_sequence_as(prepared.data, parts))
 
-    with with_stand_ins(make), stacks_left_out(), functions_traced_anew(), record_scopes() as recorded:
-        for variable, _ in variables_of(prepared.model, prepared.mode).values():
+    with with_stand_ins(make, others), stacks_left_out(), functions_traced_anew(), record_scopes() as recorded:
+        for variable in variables:
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
         try:
@@ -208,18 +229,42 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         for handle, placeholder in function.graph.captures
         if id(handle) in stand_ins
     }
-    variables = variables_of(prepared.model, prepared.mode)
+    by_id = variables_of(prepared.model, prepared.mode)
     for variable in captures.values():  # with states that Keras does not count as weights (stateful RNN)
-        variables.setdefault(id(variable), (variable, "weights"))
+        by_id.setdefault(id(variable), (variable, "weights"))
     return TracedStep(
         function,
         flat,
         captures,
-        variables=tuple(variable for variable, _ in variables.values()),
-        kinds={key: kind for key, (_, kind) in variables.items()},
+        variables=tuple(variable for variable, _ in by_id.values()),
+        kinds={key: kind for key, (_, kind) in by_id.items()},
         scopes=recorded.scopes,
         optimizers=tuple(str(item.name) for item in optimizers_of(prepared.model) if prepared.mode == "train"),
     )
+
+
+def _prepare_batch(
+    model: Any, batch: Batch, mode: str, jit_compile: bool, assumptions: tuple[str, ...]
+) -> PreparedStep:
+    """Return the step on a batch of the user's data."""
+
+    def to_tensor(leaf: Leaf | None) -> Any:
+        return None if leaf is None else leaf.tensor()
+
+    element = import_keras().tree.map_structure(to_tensor, batch.element)
+    x, y, sample_weight = replace(batch, element=element).parts()
+    return PreparedStep(
+        model, x, y, mode, jit_compile, assumptions, sample_weight, element=element, leaves=tuple(batch.leaves)
+    )
+
+
+def batch_leaves(prepared: PreparedStep) -> list[Leaf]:
+    """Return the tensors of a step's batch."""
+    if prepared.leaves:
+        return list(prepared.leaves)
+    keras = import_keras()
+    tensors = (leaf for leaf in keras.tree.flatten(prepared.data) if isinstance(leaf, keras.KerasTensor))
+    return [Leaf(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:
@@ -228,9 +273,11 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
     if y is not None and all(layer.built for layer in flatten_layers(model)):  # saves a call of the model
         loss_built, metrics_built = loss_and_metrics_built(model)
         if not metrics_built:
-            symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
+            symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=prepared.sample_weight)
         if not loss_built:
-            symbolic_outputs(partial(compute_loss, model), x, y, outputs, sample_weight=None, training=False)
+            symbolic_outputs(
+                partial(compute_loss, model), x, y, outputs, sample_weight=prepared.sample_weight, training=False
+            )
     symbolic_build(model, data_batch=prepared.data)
     optimizer = getattr(model, "optimizer", None)
     if prepared.mode == "train" and optimizer is not None and not optimizer.built:
@@ -298,7 +345,7 @@ def step_targets(model: Any, settings: TargetSettings, outputs: Callable[[], Any
     if settings.are_none:
         return None
     if settings.shapes:
-        default = "int32" if any(sparse_losses(model.loss, None)) else "float32"
+        default = "int32" if any(sparse_losses(model, None)) else "float32"
         targets = {
             name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or settings.dtype or default)
             for name, shape in settings.shapes.items()
@@ -316,16 +363,16 @@ def step_targets(model: Any, settings: TargetSettings, outputs: Callable[[], Any
         if has_own_step(model):  # its `call` may take other arguments than its `train_step`
             return None
         raise
-    labels = target_spec(model.loss, inferred, batch_size)
+    labels = target_spec(model, inferred, batch_size)
     return keras.tree.map_structure(lambda label: keras.KerasTensor(label.shape, settings.dtype or label.dtype), labels)
 
 
-def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:
+def target_spec(model: Any, outputs: Any, batch_size: int) -> Any:
     """Return the targets (Keras tensors): class numbers for sparse losses, else one value for each output value."""
     keras = import_keras()
     flat = keras.tree.flatten(outputs)
     labels = []
-    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs), strict=True):
+    for tensor, is_sparse in zip(flat, sparse_losses(model, outputs), strict=True):
         shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
         is_float = tensor.dtype.startswith(("float", "bfloat"))
         dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype

@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.vocabulary import OWN_NAME, with_registered
@@ -24,9 +25,7 @@ def own_objects(model: Any) -> dict[str, Any]:
     They come from its layers, optimizer, losses and metrics, and from their attributes.
     """
     keras = import_keras()
-    metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
-    losses = keras.tree.flatten(getattr(model, "loss", None))
-    parts = [getattr(model, "optimizer", None), *flatten_layers(model), *metrics, *losses]
+    parts = [*flatten_layers(model), *compiled_parts(model)]
     attributes = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
     parts += [value for value in attributes if isinstance(value, FunctionType) or hasattr(value, "get_config")]
     definitions = [part if isinstance(part, (FunctionType, type)) else type(part) for part in parts]
@@ -35,6 +34,15 @@ def own_objects(model: Any) -> dict[str, Any]:
     objects = {**own, **keras.saving.get_custom_objects()}
     objects.pop(OWN_NAME, None)  # `register_own_classes` adds it if it is used
     return objects
+
+
+def compiled_parts(model: Any) -> list[Any]:
+    """Return the optimizer, losses and metrics in the arguments of a model's `compile`."""
+    if not getattr(model, "compiled", False):
+        return []
+    arguments = compile_arguments(model)
+    structures = [arguments[name] for name in ("optimizer", "loss", "metrics", "weighted_metrics")]
+    return [part for part in import_keras().tree.flatten(structures) if part is not None]
 
 
 def is_of_a_library(value: Any) -> bool:

@@ -204,6 +204,16 @@ def with_dtype_policy(config: dict[str, Any], name: str) -> Any:
     Raises:
         UsageError: If the policy is unknown to Keras, or quantizes.
     """
+    checked_policy(name)
+    return _replace_policy(config, name)
+
+
+def checked_policy(name: str) -> Any:
+    """Return a dtype policy of Keras.
+
+    Raises:
+        UsageError: If the policy is unknown to Keras, or quantizes.
+    """
     try:
         policy = import_keras().dtype_policies.get(name)
     except (ValueError, TypeError) as error:
@@ -212,7 +222,7 @@ def with_dtype_policy(config: dict[str, Any], name: str) -> Any:
         ) from error
     if getattr(policy, "quantization_mode", None) is not None:
         raise UsageError(f"dtype_policy must not quantize; got {name!r}. Call model.quantize(…) and pass the model")
-    return _replace_policy(config, name)
+    return policy
 
 
 def _replace_policy(value: Any, policy: str) -> Any:

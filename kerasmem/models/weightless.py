@@ -95,15 +95,17 @@ def weightless() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
+def with_stand_ins(make: Callable[[Any], Any], others: Iterable[Any] = ()) -> Iterator[None]:
     """Give each variable without a value a stand-in, so that a step can be traced outside of Keras's stateless scopes.
 
     Variables that the first step creates get one too, such as an optimizer's slots and a layer's weights.
 
     Args:
         make: function from a Keras variable to its stand-in, a `tf.Variable`.
+        others: variables with a value that get a stand-in too. Defaults to none.
     """
-    with stand_ins_for(shaped_variables(), make) as give, _giving.push(give):
+    bare = [variable for variable in shaped_variables() if not has_value(variable)]
+    with stand_ins_for([*bare, *others], make) as give, _giving.push(give):
         yield
 
 

@@ -79,7 +79,7 @@ def advise(
         is_left = data_bytes < target.available_bytes
         target = replace(target, available_bytes=target.available_bytes - step_bytes if is_left else 0)
     estimator = StepEstimator(
-        spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
+        spec, target, spec.samples, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
     )
     current = estimator.estimate_current()
     search = RemedySearch(estimator)

@@ -17,14 +17,12 @@ from typing import Any
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import ModelError
 from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.compiling import compile_model
 from kerasmem.models.document import is_factory_name
-from kerasmem.models.inputs import model_inputs
-from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import output_spec, step_targets
-from kerasmem.models.training import TrainingSettings, compile_model, training_of_copy, with_replaced
 from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.changes import OPTIMIZERS, Traits
 from kerasmem.recovery.transforms import head_start, takes_lora, with_lora, with_micro_batches
@@ -55,9 +53,8 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
     """
     values = {change["kind"]: change["value"] for change in changes}
     changed = replace(origin, dtype_policy=values.get("dtype_policy", origin.dtype_policy))
-    with changed.open_model(shapes_only=True) as opened:
+    with changed.open_model() as opened:
         model = opened.model
-        training = _training_settings(opened, origin, values)
         if "freeze" in values:
             for layer in model.layers[: head_start(model)]:
                 layer.trainable = False
@@ -67,30 +64,25 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
             with warnings.catch_warnings():  # the saving is estimated and shown
                 warnings.simplefilter("ignore")
                 model = recompute(model, batch_size=rows, input_shape=origin.input_shape)
-        if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
-            _compile(model, training, origin)
+        _compile(model, origin, values)
         if "micro_batches" in values:
             model = with_micro_batches(model, values["micro_batches"])
     return model
 
 
-def _training_settings(opened: OpenedModel, origin: StepSpec, values: Mapping[str, Any]) -> TrainingSettings:
-    """Return the settings for `compile` of the changed model, as copies are not compiled."""
-    training = opened.training
-    if "recompute" in values and opened.model.compiled:
-        training = training_of_copy(opened.model, training)
-    training = with_replaced(training, origin.optimizer, origin.loss, origin.targets())
-    if "optimizer" not in values:
-        return training
-    lean = OPTIMIZERS[values["optimizer"]]
-    return replace(training, optimizer=lean.class_name.lower(), optimizer_config=lean.config, keeps_optimizer=False)
+def _compile(model: Any, origin: StepSpec, values: Mapping[str, Any]) -> None:
+    """Compile the changed model as the user's, with the optimizer of the changes."""
+    training = origin.training()
+    if "optimizer" in values:
+        lean = OPTIMIZERS[values["optimizer"]]
+        training = replace(training, optimizer=lean.class_name.lower(), optimizer_config=lean.config)
 
+    def outputs() -> Any:
+        structure, inputs = origin.inputs(model)
+        flat = [import_keras().KerasTensor(tensor.shape, tensor.dtype) for tensor in inputs]
+        return output_spec(model, structure, flat)
 
-def _compile(model: Any, training: TrainingSettings, origin: StepSpec) -> None:
-    keras = import_keras()
-    structure, inputs = model_inputs(model, origin.input_shapes())
-    flat = [keras.KerasTensor(tensor.shape, tensor.dtype) for tensor in inputs]
-    compile_model(model, training, partial(output_spec, model, structure, flat), jit_compile=False)
+    compile_model(model, training, outputs)
 
 
 def traits_of(origin: StepSpec, batch_size: int) -> Traits:
@@ -131,7 +123,7 @@ def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
     keras = import_keras()
     with random_state_kept(), weightless():
         model = build(spec, [])
-        structure, inputs = model_inputs(model, spec.input_shapes())
+        structure, inputs = spec.inputs(model)
         batch = next((tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None), 1)
         flat = [keras.KerasTensor((batch, *tensor.shape[1:]), tensor.dtype) for tensor in inputs]
         outputs = partial(output_spec, model, structure, flat)

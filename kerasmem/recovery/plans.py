@@ -134,7 +134,7 @@ def _run_plan(estimator: StepEstimator, plan: Remedy) -> Remedy:
     changes = [make_change(change["kind"], change["value"]) for change in plan.changes]
     limit = estimator.target.available_bytes
     request = estimator.request(changes)
-    trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
+    trial = try_batch(request, request.samples, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
     return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)
 
 

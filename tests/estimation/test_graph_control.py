@@ -12,6 +12,7 @@ from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
+from kerasmem.models.compiling import TrainingSettings
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
@@ -186,7 +187,7 @@ def test_larger_branch_runs_if_the_condition_is_unknown(value, sizes, of_yes, ta
 def program_of(model, batch_size, mode="train"):
     with open_model(model, shapes_only=True) as opened:
         structure, inputs = model_inputs(opened.model, {})
-        traced = trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
+        traced = trace_step(prepare_step(opened.model, TrainingSettings(), structure, inputs, batch_size, mode))
         return build_program(traced, cpu_kernels())
 
 

@@ -15,6 +15,7 @@ from kerasmem.estimation.graph.memory import HANDLE_BYTES, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome
+from kerasmem.models.compiling import TrainingSettings
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.opening import open_model
@@ -270,7 +271,9 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
     kernels = CpuKernels(kind, ("float32",), workers)
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, {})
-        step, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), kernels)
+        step, _ = build_program(
+            trace_step(prepare_step(opened.model, TrainingSettings(), structure, inputs, 8)), kernels
+        )
     heap = Heap()
     executor = Executor(step, kernels, [COST] * len(step.nodes))
     memory = Memory(step, recipes_of(step, kernels), heap)

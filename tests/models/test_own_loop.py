@@ -9,6 +9,7 @@ import tensorflow as tf
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.real_steps import give_values
+from kerasmem.models.compiling import TrainingSettings
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_step import as_loop
@@ -91,7 +92,7 @@ def of_a_method():
 def traced(build, shapes):
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, normalise_input_shapes(shapes))
-        return opened, trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8))
+        return opened, trace_step(prepare_step(opened.model, TrainingSettings(), structure, inputs, 8))
 
 
 def test_a_step_function_is_estimated_as_the_same_train_step():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import keras
 import pytest
 import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
+from kerasmem.models.compiling import TrainingSettings
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes, read_targets
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_step import keeps_optimizers, optimizers_of
@@ -79,7 +78,7 @@ def pairs():
 def traced(build, shape, mode="train", **targets):
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, normalise_input_shapes(shape))
-        training = dataclasses.replace(opened.training, targets=read_targets(**targets))
+        training = TrainingSettings(targets=read_targets(**targets))
         prepared = prepare_step(opened.model, training, structure, inputs, 8, mode)
         return opened.model, prepared, trace_step(prepared)
 

@@ -311,12 +311,14 @@ def step_variables(traced: TracedStep) -> tuple[Variable, ...]:
 
 def _variable(variable: Any, traced: TracedStep) -> Variable:
     shape, dtype = tuple(variable.shape), str(variable.dtype)
-    initializer = type(getattr(variable, "_initializer", None)).__name__
+    kind, initializer = traced.kinds[id(variable)], type(getattr(variable, "_initializer", None)).__name__
+    # A variable with a value has no initializer. Vectors usually begin as constants, matrices as random numbers.
+    is_random = kind == "weights" and len(shape) > 1 if initializer == "NoneType" else initializer not in _FILLS
     return Variable(
         variable.path,
         math.prod(shape) * element_bytes(dtype),
-        traced.kinds[id(variable)],
-        "filled" if initializer in _FILLS or initializer == "NoneType" else "random",
+        kind,
+        "random" if is_random else "filled",
         shape,
         dtype,
     )

@@ -17,10 +17,10 @@ from kerasmem.devices.training_devices import training_kernels
 from kerasmem.errors import UsageError, warn_user
 from kerasmem.estimation.estimating import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
+from kerasmem.models.compiling import optimizer_slot_bytes
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE
-from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.recompute.cuts import chain_of, cut_positions, is_cuttable, split
 from kerasmem.training.recompute.planning import (
     AUTO,
@@ -211,5 +211,5 @@ def _persistent_bytes(model: Any, source: Any, batch_size: int, input_shape: Any
     for tensor in inputs:
         batch += batch_size * math.prod(size or 1 for size in tensor.shape[1:]) * element_bytes(tensor.dtype)
     weights = sum(variable_bytes(variable) for variable in source.variables)
-    slots = optimizer_slot_bytes(training_of_model(model), list(source.trainable_variables)) or 0
+    slots = optimizer_slot_bytes(getattr(model, "optimizer", None), list(source.trainable_variables)) or 0
     return weights + slots + batch

@@ -14,7 +14,6 @@ import cloudpickle
 import keras
 import tensorflow as tf
 
-from kerasmem.compat.keras_state import safe_mode
 from kerasmem.compat.tensorflow_runtime import devices_are_started, operations_are_deterministic
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_stream
@@ -189,9 +188,6 @@ def unpack(packed: dict[str, Any]) -> Any:
     keras.config.set_image_data_format(packed["image_data_format"])
     copy = pickle.loads(packed["copy"])  # sent by the parent
     model = copy.built()
-    if copy.compile_config is not None:  # after freezing, as the optimizer creates slots for trainable weights
-        with keras.saving.custom_object_scope(copy.objects), safe_mode(False):
-            model.compile_from_config(copy.compile_config)
     model.run_eagerly = packed["run_eagerly"]
     model.jit_compile = packed["jit_compile"]
     return model
