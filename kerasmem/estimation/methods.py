@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
+from kerasmem.compat.tensorflow_runtime import all_reduces_traced
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.kernels import CardKernels, kernels_on
@@ -22,7 +23,7 @@ from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, formula_notes, not_in_the_formula
 from kerasmem.estimation.xla import compile_plan, xla_outcome
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.op_names import Attribution, Instant
+from kerasmem.models.op_names import EXCHANGE, Attribution, Instant
 from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TargetsError, trace_step
@@ -144,19 +145,24 @@ def _constant_bytes(outcome: Outcome) -> int:
 
 
 def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
-    """Add the exchange of gradients between replicas to an outcome.
+    """Add the exchange of gradients between replicas to an outcome, or an entry on it.
 
-    Before the first update `tf.distribute` packs the gradients into one buffer, which is reduced in place and split
-    again, so they are in memory twice (`batch_all_reduce` in tensorflow/python/distribute/cross_device_utils.py).
+    The steps that `graph` and `xla` trace contain it. Other outcomes are of a step without it, and are at least what is
+    live during the exchange: the gradients, and the buffer. XLA may reduce into one more buffer.
     """
     trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
     gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
-    increase = max(_constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
     note = (
         f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
         f"{replicas} replicas and split again: they are then in memory twice"
     )
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
+    if outcome.method in ("graph", "xla"):
+        return outcome
+    live = _constant_bytes(outcome) + 2 * gradients
+    if outcome.high is not None and outcome.execution == "xla":
+        outcome = replace(outcome, high=max(outcome.high, live + gradients))
+    increase = max(live - outcome.total, 0)
     if not increase:
         return outcome
     pool: dict[str, Any] = {
@@ -165,7 +171,7 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     return replace(
         outcome,
         total=outcome.total + increase,
-        high=None if outcome.high is None else outcome.high + increase,
+        high=None if outcome.high is None else max(outcome.high, live),
         pool=Pool(**pool),
         gradients=(outcome.gradients or 0) + increase,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
@@ -222,8 +228,11 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     """
     prepared, kernels = step.prepare(jit_compile), kernels_on(step.target)
     keep_alive: list[Any] | None = [] if jit_compile else None  # XLA's compiler reads the variables
-    is_on_card = isinstance(kernels, CardKernels) and not jit_compile
-    with gpu_assumed() if is_on_card else contextlib.nullcontext():
+    with contextlib.ExitStack() as contexts:
+        if isinstance(kernels, CardKernels) and not jit_compile:
+            contexts.enter_context(gpu_assumed())
+        if step.spec.replicas > 1:
+            contexts.enter_context(all_reduces_traced(step.spec.replicas, EXCHANGE))
         traced = trace_step(prepared, keep_alive)
     attribution = Attribution(traced.scopes, step.rows, traced.optimizers)
     owners = step.inferred.owners
