@@ -23,7 +23,7 @@ from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.methods import step_outcome
 from kerasmem.estimation.report import MemoryReport, ModelFacts, Outcome, Settings, device_verdict
 from kerasmem.estimation.shapes import ShapedStep, StepCache, shape_step
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.opening import NotRebuiltError, OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
@@ -233,7 +233,7 @@ def _policy(model: Any) -> str:
 
 def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
     """Start the card's compiler in the background if it will probably be needed."""
-    is_likely = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
+    is_likely = spec.method == "auto" and spec.jit_compile is not False and (spec.replicas == 1 or runs_on_jax())
     if target is None or target.source != "catalogue" or not (is_likely or spec.method == "gpu-target"):
         return
     from kerasmem.estimation.gpu_target import start_compiler

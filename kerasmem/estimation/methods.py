@@ -20,7 +20,7 @@ from kerasmem.estimation.graph.build import build_program, step_variables
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
-from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, formula_notes, not_in_the_formula
+from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, JAX_EXCHANGE, formula_notes, not_in_the_formula
 from kerasmem.estimation.xla import compile_plan, xla_outcome
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.op_names import EXCHANGE, Attribution, Instant
@@ -83,9 +83,7 @@ def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
     if not compiles:
         return ("graph", "probe"), why
     names: tuple[str, ...] = ("xla",) if runs_on_jax() else ("xla", "graph")
-    # The plan for a card has no exchange of gradients between several.
-    has_plan = step.is_on_card and step.spec.replicas == 1
-    return (("gpu-target", *names) if has_plan else names), why
+    return (("gpu-target", *names) if step.is_on_card else names), why
 
 
 def _compiles(step: ShapedStep) -> tuple[bool, str]:
@@ -150,6 +148,8 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     The steps that `graph` and `xla` trace contain it. Other outcomes are of a step without it, and are at least what is
     live during the exchange: the gradients, and the buffer. XLA may reduce into one more buffer.
     """
+    if runs_on_jax():
+        return replace(outcome, unmodelled=(*outcome.unmodelled, JAX_EXCHANGE))
     trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
     gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
     note = (

@@ -32,7 +32,7 @@ def outcome(method):
 def ask(monkeypatch):
     """Estimate a step by methods that are replaced: those named in `fails` refuse."""
 
-    def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000):
+    def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000, replicas=1):
         if model is None:
             model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
         refusals = {name: KerasmemError(f"{name} will not") for name in fails}
@@ -50,7 +50,7 @@ def ask(monkeypatch):
 
         for name in EXECUTION:
             monkeypatch.setitem(METHODS, name, replace(METHODS[name], outcome=answer_of(name)))
-        spec = StepSpec(model, 8, method, jit_compile=jit_compile)
+        spec = StepSpec(model, 8, method, jit_compile=jit_compile, replicas=replicas)
         with spec.open_model(shapes_only=True) as opened:
             step = shape_step(spec, target, opened, StepCache())
             formula = replace(step.formula, total_bytes=formula_bytes)
@@ -113,6 +113,23 @@ def test_auto_tries_the_next_method_and_notes_why(ask, target, fails, answers):
     assert [note for note in answer.notes if "has no answer" in note] == [
         f"{name} has no answer: {name} will not" for name in fails
     ]
+
+
+def test_several_devices_keep_the_plan_of_the_card(ask, monkeypatch):
+    answer, tried = ask(target=CARD, replicas=2, jit_compile=True)
+    assert tried == [answer.method] == ["gpu-target"]
+    assert any("packed into one buffer" in note for note in answer.notes)
+    monkeypatch.setattr(methods, "runs_on_jax", lambda: True)
+    answer, tried = ask(target=CARD, replicas=2)
+    assert tried == [answer.method] == ["gpu-target"] and answer.total == 100
+    assert not any("packed" in note for note in answer.notes)
+    assert [entry.what for entry in answer.unmodelled] == ["gradient exchange"]
+
+
+def test_the_upper_end_of_a_plan_has_the_buffers_of_the_exchange(ask):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(200)])  # gradients of 3,200 B
+    answer, _ = ask("gpu-target", target=CARD, replicas=2, model=model)
+    assert (answer.total, answer.low, answer.high) == (100 + 2 * 3200, 90, 100 + 3 * 3200)
 
 
 def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
