@@ -9,12 +9,12 @@ import click
 
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.estimate_command import show_report
-from kerasmem.cli.options import EXIT_CODES, check_options, model_options, option, step_settings
+from kerasmem.cli.options import EXIT_CODES, PROFILE, check_options, model_options, option, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 
 
 @click.command("measure", cls=GuardedCommand, seconds=7200)
-@model_options(option("--steps", default=10), "--timeout")
+@model_options(option("--steps", default=10), "--timeout", *PROFILE)
 def measure_command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Measure the memory of real training steps of MODEL in a subprocess.
 
@@ -38,7 +38,9 @@ def measure_command(model: str | None, steps: int, timeout: float, **options: An
 
 
 @click.command("profile", cls=GuardedCommand, seconds=7200)
-@model_options(option("--steps", default=5), "--timeout", output=(option("--top", show_default="25"), "--json"))
+@model_options(
+    option("--steps", default=5), "--timeout", *PROFILE, output=(option("--top", show_default="25"), "--json")
+)
 def profile_command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Profile the memory at the peak of a real training step of MODEL, by layer and category.
 

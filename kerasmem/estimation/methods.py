@@ -12,7 +12,7 @@ from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudn
 from kerasmem.compat.tensorflow_runtime import all_reduces_traced
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.host import host_memory
-from kerasmem.devices.kernels import CardKernels, kernels_on
+from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels, kernels_on
 from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
@@ -26,6 +26,7 @@ from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.op_names import EXCHANGE, Attribution, Instant
 from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import element_bytes
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import TargetsError, trace_step
 
 # "auto" runs real steps only if the formula's total is at most this share of the free memory.
@@ -122,9 +123,17 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
     if (reason := method.unavailable(step)) is not None:
         raise UsageError(reason)
     outcome = method.outcome(step)
+    outcome = _with_notes(outcome, *unused_profile(step.spec, outcome.kernels, name))
     if step.spec.replicas > 1 and step.spec.mode == "train" and name != "formula":
         outcome = _with_exchange(outcome, step.layers, step.spec.replicas)
     return _stand_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+
+
+def unused_profile(spec: StepSpec, kernels: CpuKernels | None, method: str) -> tuple[str, ...]:
+    """Return a note if the user chose kernels or threads and a result does not depend on them."""
+    if kernels is not None or (spec.kernels, spec.threads) == (None, None):
+        return ()
+    return (f"kernels and threads are not used, as this result of {method} does not depend on them",)
 
 
 def _stand_in(outcome: Outcome) -> Outcome:
@@ -226,7 +235,8 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     Raises:
         KerasmemError: If the step cannot be traced, compiled or simulated.
     """
-    prepared, kernels = step.prepare(jit_compile), kernels_on(step.target)
+    prepared = step.prepare(jit_compile)
+    kernels = kernels_on(step.target, step.spec.kernels, step.spec.threads)
     keep_alive: list[Any] | None = [] if jit_compile else None  # XLA's compiler reads the variables
     with contextlib.ExitStack() as contexts:
         if isinstance(kernels, CardKernels) and not jit_compile:
@@ -240,13 +250,25 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
         number: owners[id(variable)] for number, variable in enumerate(traced.variables) if id(variable) in owners
     }
     notes: tuple[str, ...] = ()
+    on_cpu: CpuKernels | None = None
     if jit_compile:
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
         outcome = xla_outcome(compile_plan(traced), step_variables(traced), batch, layer_of, attribution)
     else:
         program, notes = build_program(traced, kernels)
         outcome = graph_outcome(program, layer_of, attribution, kernels)
-    return replace(outcome, notes=(*prepared.notes, *notes, *outcome.notes))
+        if isinstance(kernels, CpuKernels):
+            on_cpu, notes = kernels, (*notes, *_profile_notes(kernels))
+    return replace(outcome, kernels=on_cpu, notes=(*prepared.notes, *notes, *outcome.notes))
+
+
+def _profile_notes(kernels: CpuKernels) -> tuple[str, ...]:
+    """Return a note if this machine has other kernels or threads."""
+    here = cpu_kernels()
+    if kernels.profile == here.profile:
+        return ()
+    texts = [f"{one.title} in {one.inter_op_threads} threads" for one in (kernels, here)]
+    return (f"estimated for {texts[0]}; this process has {texts[1]}, and speeds of operations are those of two threads",)
 
 
 def _why_no_plan(step: ShapedStep) -> str | None:

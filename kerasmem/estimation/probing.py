@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.devices.host import host_memory
+from kerasmem.devices.kernels import kernel_variables
 from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
 from kerasmem.estimation.real_steps import MeasuredSteps, real_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
@@ -86,7 +87,7 @@ def call_with_steps(
     if not timeout > 0:
         raise UsageError(f"timeout must be more than 0 seconds; got {timeout!r}")
     limits = Limits(timeout, int(host_memory().available_bytes * _SHARE_OF_HOST))
-    environ = child_environment(**(_ON_JAX if runs_on_jax() else _QUIET))
+    environ = child_environment(**(_ON_JAX if runs_on_jax() else _QUIET), **kernel_variables(request.kernels, request.threads))
     if device_bytes is not None:  # one region, TensorFlow's default on a GPU
         environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     try:
@@ -198,5 +199,6 @@ def _outcome(run: MeasuredSteps, total: int, low: int, high: int, inputs: int, n
         weights=run.weights,
         optimizer=run.optimizer,
         inputs=inputs,
+        kernels=run.kernels,
         notes=(note, *run.notes),
     )

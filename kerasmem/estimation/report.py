@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget, all_cards
+from kerasmem.devices.kernels import TITLES, CpuKernels
 from kerasmem.errors import InputError
 from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
@@ -35,6 +36,9 @@ class Settings:
         device: the named card or size, or None.
         replicas: number of devices that train together. The report is of one.
         stands_in: whether the figure is of this machine's CPU although a card is named. The card usually takes less.
+        kernels: the CPU's kernels, "onednn" or "eigen", or None if the method does not depend on them.
+        threads: number of operations that run at once, and of threads of each operation; None as for `kernels`.
+        intra_op_threads: threads of each operation if different from `threads`, or None.
     """
 
     batch_size: int
@@ -47,6 +51,17 @@ class Settings:
     device: str | None
     replicas: int = 1
     stands_in: bool = False
+    kernels: str | None = None
+    threads: int | None = None
+    intra_op_threads: int | None = None
+
+    @property
+    def profile(self) -> str:
+        """The kernels and threads as text, or "" if the figures do not depend on them."""
+        if self.kernels is None:
+            return ""
+        inner = "" if self.intra_op_threads is None else f", {self.intra_op_threads} in each operation"
+        return f"{TITLES.get(self.kernels, self.kernels)}, threads: {self.threads}{inner}"
 
 
 @dataclass(frozen=True)
@@ -147,6 +162,7 @@ class Outcome(Bytes):
         fallback: why the formula answers instead of a method that matches the step, or None.
         stands_in: whether the figure is of this machine's CPU although a card is named. `low` is then the memory that
             the step holds from beginning to end.
+        kernels: the CPU's kernels, or None if the result does not depend on them.
     """
 
     method: str
@@ -158,6 +174,7 @@ class Outcome(Bytes):
     notes: tuple[str, ...] = ()
     fallback: str | None = None
     stands_in: bool = False
+    kernels: CpuKernels | None = None
 
     @property
     def need(self) -> Bytes:

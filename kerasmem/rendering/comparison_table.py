@@ -103,7 +103,7 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
         *(f"- {_plain(verdict.plain)}" for verdict in _verdicts(comparison)),
         "",
         f"A: {_code(before.model.source or before.model.name)}, B: {_code(after.model.source or after.model.name)}; "
-        f"{_plain(settings_line(after.settings))}",
+        f"{_plain(' · '.join(filter(None, (settings_line(after.settings), after.settings.profile))))}",
         "",
         *_markdown_rows("At the peak", comparison.categories),
     ]

@@ -132,6 +132,8 @@ def _facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
         yield "Reserved", f"{format_size(pool.reserved)} taken from the device, under memory growth"
     if pool is not None and pool.smallest_limit is not None:
         yield "Limit", f"{format_size(pool.smallest_limit)} is the smallest memory limit that trains"
+    if report.settings.profile:
+        yield "Kernels", printable(report.settings.profile)
     if formula.activation_bytes is not None:
         yield "Outputs", f"{format_size(formula.activation_bytes)} of all layers together, held or not"
     factor = f"× {formula.copies} × 4 B"
