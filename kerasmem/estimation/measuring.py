@@ -16,10 +16,11 @@ from typing import Any
 from typing_extensions import Unpack
 
 from kerasmem import checks
+from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.recording import AllocatorEvent, Mark, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
-from kerasmem.estimation.methods import backend_refusal, unused_profile
+from kerasmem.estimation.methods import backend_refusal, constant_bytes, stand_in_note, unused_profile
 from kerasmem.estimation.probing import DEFAULT_TIMEOUT, call_with_steps, measurement_notes, run_steps
 from kerasmem.estimation.real_steps import MeasuredSteps, TensorFlowSession
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
@@ -66,17 +67,22 @@ def measure(
     planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
     run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
+    notes = unused_profile(spec, run.kernels, "measure")
+    is_card = spec.device is not None and resolve_device(str(spec.device)).source == "catalogue"
+    if stands_in := is_card and run.device == "CPU:0":
+        need = replace(need, low=min(*run.peaks, constant_bytes(need)))
+        notes = (*notes, stand_in_note("measure"))
     steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one with a peak of {run.first:,} B"
     return replace(
         planned,
-        settings=replace(planned.settings, method="measure", execution=run.execution, **_profile_of(run)),
+        settings=replace(
+            planned.settings, method="measure", execution=run.execution, stands_in=stands_in, **_profile_of(run)
+        ),
         bytes=need,
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
-        notes=measurement_notes(
-            run.device, steps_note, *run.notes, *unused_profile(spec, run.kernels, "measure"), way=run.way
-        ),
+        notes=measurement_notes(run.device, steps_note, *run.notes, *notes, way=run.way),
         pool=Pool(requested=None, in_use=run.median, reserved=None),
         instant=None,
     )

@@ -11,14 +11,13 @@ from typing import Any
 from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
 from kerasmem.compat.tensorflow_runtime import all_reduces_traced
 from kerasmem.devices.catalogue import find_card
-from kerasmem.devices.host import host_memory
+from kerasmem.devices.host import available_memory
 from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels, kernels_on
-from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.graph.build import build_program, step_variables
 from kerasmem.estimation.graph.steps import graph_outcome
-from kerasmem.estimation.report import LayerMemory, Outcome, Pool
+from kerasmem.estimation.report import Bytes, LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, JAX_EXCHANGE, formula_notes, not_in_the_formula
 from kerasmem.estimation.xla import compile_plan, xla_outcome
@@ -40,12 +39,12 @@ class Method:
     Attributes:
         unavailable: returns the reason why the method cannot estimate a step, or None.
         outcome: estimates a step, or raises KerasmemError.
-        is_of_cpu: returns whether the figure is of this machine's CPU even if a card is named.
+        is_of_cpu: returns whether an outcome is of this machine's CPU even if a card is named.
     """
 
     unavailable: Callable[[ShapedStep], str | None]
     outcome: Callable[[ShapedStep], Outcome]
-    is_of_cpu: Callable[[], bool] = lambda: False
+    is_of_cpu: Callable[[Outcome], bool] = lambda outcome: False
 
 
 def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
@@ -126,7 +125,7 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
     outcome = _with_notes(outcome, *unused_profile(step.spec, outcome.kernels, name))
     if step.spec.replicas > 1 and step.spec.mode == "train" and name != "formula":
         outcome = _with_exchange(outcome, step.layers, step.spec.replicas)
-    return _stand_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+    return _stand_in(outcome) if step.is_on_card and method.is_of_cpu(outcome) else outcome
 
 
 def unused_profile(spec: StepSpec, kernels: CpuKernels | None, method: str) -> tuple[str, ...]:
@@ -141,14 +140,18 @@ def _stand_in(outcome: Outcome) -> Outcome:
 
     A card usually takes less. The lower end becomes the memory that the step holds from beginning to end.
     """
-    constant = _constant_bytes(outcome)
-    note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
-    return replace(outcome, low=min(outcome.low or 0, constant), stands_in=True, notes=(*outcome.notes, note))
+    notes = (*outcome.notes, stand_in_note(outcome.method))
+    return replace(outcome, low=min(outcome.low or 0, constant_bytes(outcome)), stands_in=True, notes=notes)
 
 
-def _constant_bytes(outcome: Outcome) -> int:
+def stand_in_note(method: str) -> str:
+    """Return the note on a result of this machine's CPU that stands in for a card."""
+    return f"{method} on this machine's CPU stands in for the card: a GPU usually takes less"
+
+
+def constant_bytes(need: Bytes) -> int:
     """Return the bytes that a step holds from beginning to end."""
-    return sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
+    return sum(getattr(need, name) or 0 for name in ("weights", "optimizer", "inputs"))
 
 
 def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
@@ -168,7 +171,7 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
     if outcome.method in ("graph", "xla"):
         return outcome
-    live = _constant_bytes(outcome) + 2 * gradients
+    live = constant_bytes(outcome) + 2 * gradients
     if outcome.high is not None and outcome.execution == "xla":
         outcome = replace(outcome, high=max(outcome.high, live + gradients))
     increase = max(live - outcome.total, 0)
@@ -268,7 +271,9 @@ def _profile_notes(kernels: CpuKernels) -> tuple[str, ...]:
     if kernels.profile == here.profile:
         return ()
     texts = [f"{one.title} in {one.inter_op_threads} threads" for one in (kernels, here)]
-    return (f"estimated for {texts[0]}; this process has {texts[1]}, and speeds of operations are those of two threads",)
+    return (
+        f"estimated for {texts[0]}; this process has {texts[1]}, and speeds of operations are those of two threads",
+    )
 
 
 def _why_no_plan(step: ShapedStep) -> str | None:
@@ -288,11 +293,11 @@ def _gpu_target(step: ShapedStep) -> Outcome:
 
 def _why_no_steps(step: ShapedStep) -> str | None:
     """Return why no real steps run, or None. For "auto" they must be small."""
-    needed, free = step.formula.total_bytes, host_memory().available_bytes
+    needed, free = step.formula.total_bytes, available_memory()
     if step.spec.method == "auto" and needed > PROBED_SHARE * free:
         return (
             f"no step was run (--method probe runs some): the formula gives {needed:,} B, more than a quarter of "
-            f"the {free:,} B of free memory here"
+            f"the {free:,} B of memory available to this job"
         )
     return backend_refusal("probe", step.spec.jit_compile)
 
@@ -303,12 +308,21 @@ def _probe(step: ShapedStep) -> Outcome:
     return probe(step.spec.portable(batch_size=step.batch_size), is_fixed=step.is_fixed)
 
 
+def _jax_has_gpu() -> bool:
+    """Return whether Keras runs on JAX, and JAX plans for a GPU of this machine."""
+    if not runs_on_jax():
+        return False
+    import jax
+
+    return bool(jax.default_backend() != "cpu")
+
+
 METHODS: dict[str, Method] = {
     "formula": Method(_backend_check("formula"), _formula),
     "graph": Method(_backend_check("graph"), _graph),
-    "xla": Method(_backend_check("xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
+    "xla": Method(_backend_check("xla"), _xla, lambda outcome: not _jax_has_gpu()),
     "gpu-target": Method(_why_no_plan, _gpu_target),
-    "probe": Method(_why_no_steps, _probe, lambda: not list_devices()),
+    "probe": Method(_why_no_steps, _probe, lambda outcome: outcome.ran_on == "CPU:0"),
 }
 
 

@@ -163,6 +163,7 @@ class Outcome(Bytes):
         stands_in: whether the figure is of this machine's CPU although a card is named. `low` is then the memory that
             the step holds from beginning to end.
         kernels: the CPU's kernels, or None if the result does not depend on them.
+        ran_on: device of real steps, such as "CPU:0", or None.
     """
 
     method: str
@@ -175,6 +176,7 @@ class Outcome(Bytes):
     fallback: str | None = None
     stands_in: bool = False
     kernels: CpuKernels | None = None
+    ran_on: str | None = None
 
     @property
     def need(self) -> Bytes:
@@ -270,12 +272,22 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
         return f"; cuDNN may use up to {format_size(self.bytes.high)} if it is free"
 
     @property
+    def substitute(self) -> str:
+        """A remark in brackets if the figure is of this machine's CPU although a card is named, or ""."""
+        if not self.settings.stands_in:
+            return ""
+        if self.settings.method in ("measure", "probe"):
+            return " (measured on this CPU, not on the card)"
+        return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)"
+
+    @property
     def answer(self) -> str:
         """A summary: "cnn fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
+        needs = f"{self.needs}{self.substitute}"
         if self.device is None:
-            return f"{self.model.name} {self.needs}{self.if_free}"
+            return f"{self.model.name} {needs}{self.if_free}"
         fits = verdict_on(self.device.verdict, self.device.name)
-        return f"{self.model.name} {fits}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
+        return f"{self.model.name} {fits}: {needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
 
 
 def check_sizes(report: Any) -> None:

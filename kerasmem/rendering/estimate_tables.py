@@ -62,7 +62,7 @@ def _in_place(report: MemoryReport) -> str:
     """Return the name of a substitute method in brackets, or nothing."""
     if report.fallback is not None:
         return f" (by the formula alone, as {printable(report.fallback, 300)})"
-    return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)" if report.settings.stands_in else ""
+    return report.substitute
 
 
 def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brief: bool) -> Table:

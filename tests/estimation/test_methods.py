@@ -7,6 +7,7 @@ from dataclasses import replace
 import keras
 import pytest
 
+from kerasmem.devices import host
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
 from kerasmem.estimation import methods
@@ -136,6 +137,24 @@ def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
     answer, _ = ask(target=CARD, fails={"gpu-target": MissingExtraError("a plan for a card", "gpu-targets")})
     assert any("pip install" in note for note in answer.notes)
     assert answer.method == "xla" and answer.stands_in
+
+
+def test_real_steps_on_a_cpu_are_not_passed_off_as_the_cards(ask, monkeypatch):
+    """A card that the driver lists may be hidden from TensorFlow."""
+    for device, stands_in in (("CPU:0", True), ("GPU:0", False)):
+        ran = replace(outcome("probe"), ran_on=device)
+        monkeypatch.setattr(f"{__name__}.outcome", lambda method, ran=ran: ran)
+        answer, _ = ask("probe", target=CARD)
+        assert answer.stands_in is stands_in
+        assert ask("probe")[0].stands_in is False
+
+
+@pytest.mark.parametrize("limit", [10**6, None])
+def test_auto_runs_steps_only_within_the_memory_of_the_job(ask, monkeypatch, limit):
+    monkeypatch.setattr(host, "tightest_limit", lambda: limit and host.MemoryLimit(limit, None, "a job"))
+    answer, tried = ask(fails=("graph",), formula_bytes=10**6)
+    assert tried == (["graph"] if limit else ["graph", "probe"])
+    assert answer.method == ("formula" if limit else "probe")
 
 
 @pytest.mark.parametrize("target", [None, CARD])
