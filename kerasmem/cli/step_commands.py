@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -64,9 +64,13 @@ def profile_command(model: str | None, steps: int, timeout: float, **options: An
     device = None
     if options["device"] is not None:
         from kerasmem.devices.catalogue import resolve_device
+        from kerasmem.estimation.methods import constant_bytes
         from kerasmem.estimation.report import device_verdict
 
-        device = device_verdict(resolve_device(options["device"]), result.bytes)
+        need = result.bytes
+        if result.settings.stands_in:
+            need = replace(need, low=constant_bytes(need))
+        device = device_verdict(resolve_device(options["device"]), need)
     if options["as_json"]:
         show_json({**result.to_dict(), "device": device and asdict(device)})
     else:

@@ -257,7 +257,7 @@ def _fix(before: MemoryReport, after: MemoryReport) -> str:
 def _check_own_settings(report: MemoryReport, settings: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those of a saved report, if no model is estimated with them."""
     for name in _OF_THE_ESTIMATE.keys() - {"device"}:  # `_judged` has a new verdict
-        own, value = getattr(report.settings, name), settings.get(name)
+        own, value = {**vars(report.settings), **_settings_of(report)}[name], settings.get(name)
         if value not in (None, "auto", own):
             raise UsageError(f"{name} must be {own}, as in the saved reports; got {value}. Estimate the models again")
 

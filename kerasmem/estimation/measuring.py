@@ -68,8 +68,7 @@ def measure(
     run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
     notes = unused_profile(spec, run.kernels, "measure")
-    is_card = spec.device is not None and resolve_device(str(spec.device)).source == "catalogue"
-    if stands_in := is_card and run.device == "CPU:0":
+    if stands_in := _stands_in(spec, run):
         need = replace(need, low=min(*run.peaks, constant_bytes(need)))
         notes = (*notes, stand_in_note("measure"))
     steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one with a peak of {run.first:,} B"
@@ -90,6 +89,12 @@ def measure(
 
 def _profile_of(run: MeasuredSteps) -> dict[str, Any]:
     return {} if run.kernels is None else run.kernels.profile
+
+
+def _stands_in(spec: StepSpec, run: MeasuredSteps) -> bool:
+    """Return whether steps ran on the CPU although a card is named."""
+    is_card = spec.device is not None and resolve_device(str(spec.device)).source == "catalogue"
+    return is_card and run.device == "CPU:0"
 
 
 def plan_real_steps(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]:
@@ -213,6 +218,7 @@ class _ProfiledSession(TensorFlowSession):
             )
         settings = {field.name: getattr(planned.settings, field.name) for field in fields(ProfileSettings)}
         settings |= {"method": METHOD, "execution": run.execution, **_profile_of(run)}
+        settings["stands_in"] = _stands_in(self.request, run)
         begins = [mark.time for mark in marks if mark.name == STEP_MARK]
         ends = [mark.time for mark in marks if mark.name == END_MARK]
         skipped = min(WARM_UP_STEPS, len(run.peaks) - 1)

@@ -14,6 +14,7 @@ from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory
 from kerasmem.models.sizes import ModelFacts as ModelFacts
+from kerasmem.profiling.results import METHOD, ProfileSettings
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -272,22 +273,22 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
         return f"; cuDNN may use up to {format_size(self.bytes.high)} if it is free"
 
     @property
-    def substitute(self) -> str:
-        """A remark in brackets if the figure is of this machine's CPU although a card is named, or ""."""
-        if not self.settings.stands_in:
-            return ""
-        if self.settings.method in ("measure", "probe"):
-            return " (measured on this CPU, not on the card)"
-        return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)"
-
-    @property
     def answer(self) -> str:
         """A summary: "cnn fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
-        needs = f"{self.needs}{self.substitute}"
+        needs = f"{self.needs}{substitute(self.settings)}"
         if self.device is None:
             return f"{self.model.name} {needs}{self.if_free}"
         fits = verdict_on(self.device.verdict, self.device.name)
         return f"{self.model.name} {fits}: {needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
+
+
+def substitute(settings: Settings | ProfileSettings) -> str:
+    """Return a remark in brackets if a figure is of this machine's CPU although a card is named, or ""."""
+    if not settings.stands_in:
+        return ""
+    if settings.method in ("measure", "probe", METHOD):
+        return " (measured on this CPU, not on the card)"
+    return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)"
 
 
 def check_sizes(report: Any) -> None:

@@ -29,6 +29,7 @@ class ProfileSettings:
     kernels: str | None = None
     threads: int | None = None
     intra_op_threads: int | None = None
+    stands_in: bool = False
 
 
 @dataclass(frozen=True)

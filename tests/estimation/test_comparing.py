@@ -164,6 +164,9 @@ def test_a_model_is_estimated_for_the_replicas_and_the_device_of_the_report():
     before = estimate(convnet(), batch_size=8, method="graph", replicas=2, device="16GB")
     comparison = compare(before, convnet(), max_increase="0%")
     assert comparison.after.settings == before.settings
+    assert compare(before, before, batch_size=8).notes == ()
+    with pytest.raises(UsageError, match="batch_size must be 8"):
+        compare(before, before, batch_size=4)
     assert comparison.limits[0].verdict == WITHIN and comparison.after.device.verdict == "fits"
 
 
