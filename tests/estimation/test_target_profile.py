@@ -91,5 +91,7 @@ def test_the_command_line_chooses_and_shows_the_profile(cli, tmp_path):
     assert json.loads(saved.read_text())["settings"]["threads"] == 3
     compared = cli("compare", saved, options[0], "--max-increase", "0%", "--markdown")
     assert compared.code == 0 and "threads: 3" in compared.out, compared.err
+    shown = cli("compare", saved, options[0]).out.splitlines()[:2]
+    assert all(line.endswith("(Eigen), threads: 3") for line in shown)
     refused = cli("compare", saved, options[0], "--threads", 2)
     assert refused.code == 2 and "the numbers of threads differ: 3 and 2" in refused.err
