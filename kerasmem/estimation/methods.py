@@ -157,8 +157,9 @@ def constant_bytes(need: Bytes) -> int:
 def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
     """Add the exchange of gradients between replicas to an outcome, or an entry on it.
 
-    The steps that `graph` and `xla` trace contain it. Other outcomes are of a step without it, and are at least what is
-    live during the exchange: the gradients, and the buffer. XLA may reduce into one more buffer.
+    The steps that `graph` and `xla` trace contain it. Other outcomes are of a step without it. The total is at least
+    what is live during the exchange: the gradients, and the buffer. At most both are live at the peak too, and with XLA
+    a second buffer for the sums.
     """
     if runs_on_jax():
         return replace(outcome, unmodelled=(*outcome.unmodelled, JAX_EXCHANGE))
@@ -171,10 +172,9 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
     if outcome.method in ("graph", "xla"):
         return outcome
-    live = constant_bytes(outcome) + 2 * gradients
-    if outcome.high is not None and outcome.execution == "xla":
-        outcome = replace(outcome, high=max(outcome.high, live + gradients))
-    increase = max(live - outcome.total, 0)
+    if outcome.high is not None:
+        outcome = replace(outcome, high=outcome.high + (3 if outcome.execution == "xla" else 2) * gradients)
+    increase = max(constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
     if not increase:
         return outcome
     pool: dict[str, Any] = {
@@ -183,7 +183,6 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     return replace(
         outcome,
         total=outcome.total + increase,
-        high=None if outcome.high is None else max(outcome.high, live),
         pool=Pool(**pool),
         gradients=(outcome.gradients or 0) + increase,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
