@@ -65,7 +65,7 @@ def test_commands_print_what_is_shown(cli, command, output, request, tmp_path, m
     keras.backend.clear_session()  # number layer names from the beginning
     request.getfixturevalue("mnist_cnn").save(tmp_path / "model.h5")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernels, "cpu_kernels", lambda: SHOWN_ON)
+    monkeypatch.setattr(kernels, "cpu_kernels", lambda *_: SHOWN_ON)
     if "--backend" in command:  # this process has another backend
         text = outputs.run(command, tmp_path)
     else:

@@ -8,13 +8,15 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
+from kerasmem.cli.options import EXIT_CODES, PROFILE, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
 
 @click.command("advise", cls=GuardedCommand, seconds=7200)
-@model_options("--method", "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json"))
+@model_options(
+    "--method", *PROFILE, "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json")
+)
 def advise_command(model: str | None, budget_seconds: float, code: bool, **options: Any) -> int:
     """Suggest changes so that training MODEL fits a device.
 

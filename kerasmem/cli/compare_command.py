@@ -9,17 +9,18 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import check_options, model_options, option, step_settings, worst
+from kerasmem.cli.options import PROFILE, check_options, model_options, option, step_settings, worst
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
 _TERMINAL_LAYERS = 25
-_SAVED = ("batch_size", "method", "mode")  # settings that a saved report has too
+# settings that a saved report has too
+_SAVED = ("batch_size", "method", "mode", "device", "replicas", "kernels", "threads")
 
 
 @click.command("compare", cls=GuardedCommand)
 @model_options(
-    "--budget", "--max-increase", "--allow-different-settings", "--method",
+    "--budget", "--max-increase", "--allow-different-settings", "--method", "--replicas", *PROFILE,
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
     output=(option("--top", show_default=f"{_TERMINAL_LAYERS} on a terminal, else all"), "--markdown", "--json"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, check_options, model_options, read_lists, step_settings, worst
+from kerasmem.cli.options import EXIT_CODES, PROFILE, check_options, model_options, read_lists, step_settings, worst
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result, show_text, spinner
 from kerasmem.files import read_json
 
@@ -21,7 +21,7 @@ def _is_many(options: Mapping[str, Any]) -> bool:
 
 @click.command("estimate", cls=GuardedCommand, parted=_is_many)
 @model_options(
-    "--grid", "--workers", "--dask", "--method", "--replicas",
+    "--grid", "--workers", "--dask", "--method", "--replicas", *PROFILE,
     arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
 )  # fmt: skip
 def estimate_command(

@@ -53,6 +53,7 @@ _TYPES: dict[str, Any] = {
     "folder": click.Path(file_okay=False),
     "method": Choice(get_args(MethodName)),
     "mode": Choice(get_args(Mode)),
+    "kernels": Choice(["onednn", "eigen"]),
     "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),
     "decimal": Choice(get_args(Decimal)),
@@ -131,6 +132,7 @@ _STEP: tuple[Decorator | str, ...] = (
     "--input-shape", "--factory", "--factory-arg", "--custom-objects", "--trust",
     option("--backend", callback=_choose_backend, expose_value=False, is_eager=True),
 )  # fmt: skip
+PROFILE = ("--kernels", "--threads")
 _REPORT = ("--verbose", option("--top", show_default="8; with -v all"), "--json", "--csv")
 TRUST = "--trust-file"
 # The input file with its datasets and batch size.

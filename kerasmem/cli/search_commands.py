@@ -7,12 +7,14 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
+from kerasmem.cli.options import EXIT_CODES, PROFILE, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 
 
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
-@model_options("--maximum", "--margin", "--method", "--confirm", "--timeout", output=("--json",), shared=("--device",))
+@model_options(
+    "--maximum", "--margin", "--method", *PROFILE, "--confirm", "--timeout", output=("--json",), shared=("--device",)
+)
 def max_batch_command(model: str | None, **options: Any) -> int:
     """Find the largest batch of MODEL that fits a device.
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.estimate_command import show_report
-from kerasmem.cli.options import EXIT_CODES, check_options, model_options, option, step_settings
+from kerasmem.cli.options import EXIT_CODES, PROFILE, check_options, model_options, option, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 
 
 @click.command("measure", cls=GuardedCommand, seconds=7200)
-@model_options(option("--steps", default=10), "--timeout")
+@model_options(option("--steps", default=10), "--timeout", *PROFILE)
 def measure_command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Measure the memory of real training steps of MODEL in a subprocess.
 
@@ -38,7 +38,9 @@ def measure_command(model: str | None, steps: int, timeout: float, **options: An
 
 
 @click.command("profile", cls=GuardedCommand, seconds=7200)
-@model_options(option("--steps", default=5), "--timeout", output=(option("--top", show_default="25"), "--json"))
+@model_options(
+    option("--steps", default=5), "--timeout", *PROFILE, output=(option("--top", show_default="25"), "--json")
+)
 def profile_command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
     """Profile the memory at the peak of a real training step of MODEL, by layer and category.
 
@@ -62,9 +64,13 @@ def profile_command(model: str | None, steps: int, timeout: float, **options: An
     device = None
     if options["device"] is not None:
         from kerasmem.devices.catalogue import resolve_device
+        from kerasmem.estimation.methods import constant_bytes
         from kerasmem.estimation.report import device_verdict
 
-        device = device_verdict(resolve_device(options["device"]), result.bytes)
+        need = result.bytes
+        if result.settings.stands_in:
+            need = replace(need, low=constant_bytes(need))
+        device = device_verdict(resolve_device(options["device"]), need)
     if options["as_json"]:
         show_json({**result.to_dict(), "device": device and asdict(device)})
     else:

@@ -158,6 +158,39 @@ def stacks_left_out() -> contextlib.AbstractContextManager[None]:
     return patch(*STACK.owner(), lambda extract_stack, *args, **kwargs: stack)
 
 
+def all_reduces_traced(replicas: int, scope: str) -> contextlib.AbstractContextManager[None]:
+    """Trace `tf.distribute`'s exchange of gradients, as for one of several replicas, in this thread.
+
+    Keras sums the gradients by `all_reduce`. `MirroredStrategy` and `MultiWorkerMirroredStrategy` pack all dense ones
+    into one buffer, the last first, reduce it in place and split it (`_all_reduce` in cross_device_ops.py and
+    `batch_all_reduce` in cross_device_utils.py, with `bytes_per_pack` 0; `CollectiveReduceV2` in collective_ops.cc).
+    So no weight is updated before all gradients are there.
+
+    Args:
+        replicas: number of devices that train together.
+        scope: name scope of the operations.
+    """
+    import tensorflow as tf
+
+    def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value)
+        dense = [number for number, part in enumerate(flat) if not isinstance(part, tf.IndexedSlices)][::-1]
+        if not dense:
+            return value
+        with tf.name_scope(f"{scope}/"):
+            pack = tf.concat([tf.reshape(flat[number], [-1]) for number in dense], 0)
+            reduced = tf.raw_ops.CollectiveReduceV2(
+                input=pack, group_size=replicas, group_key=1, instance_key=1, ordering_token=[], merge_op="Add",
+                final_op="Id",
+            )  # fmt: skip
+            parts = tf.split(reduced, [tf.size(flat[number]) for number in dense])
+            for number, part in zip(dense, parts, strict=True):
+                flat[number] = tf.reshape(part, tf.shape(flat[number]))
+        return tf.nest.pack_sequence_as(value, flat)
+
+    return patch(tf.distribute.ReplicaContext, "all_reduce", all_reduce)
+
+
 def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
     """Retrace each `tf.function` that this thread calls, because variables of its last trace may be deleted."""
     if not _CLONE.exists():

@@ -31,6 +31,7 @@ _SLURM = (
     ("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"),
     ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE"),
 )
+_CACHE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)  # in memory.stat; freed if a job needs more
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 
 
@@ -176,7 +177,7 @@ class MemoryLimit:
 
     Attributes:
         limit_bytes: the limit in bytes.
-        used_bytes: bytes that count against the limit, or None if unknown.
+        used_bytes: bytes that count against the limit, without cached files, or None if unknown.
         source: origin of the limit, such as "cgroup v2 /system.slice/job.scope" or "Slurm (SLURM_MEM_PER_NODE)".
     """
 
@@ -242,6 +243,8 @@ def tightest_limit() -> MemoryLimit | None:
     for version, folder in dict.fromkeys(_group_folders(_text("/proc/self/cgroup"))):
         limit, used = (parse_limit(_text(f"{folder}/{name}")) for name in _FILES[version])
         if limit is not None:
+            if used is not None:
+                used = max(used - max(map(int, _CACHE.findall(_text(f"{folder}/memory.stat"))), default=0), 0)
             limits.append(MemoryLimit(limit, used, f"cgroup v{version} {folder}"))
     if (slurm := slurm_limit(os.environ)) is not None:
         limits.append(slurm)
@@ -265,6 +268,12 @@ def _text(path: str) -> str:
     with contextlib.suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace")
     return ""
+
+
+def available_memory() -> int:
+    """Return the machine's free memory in bytes, or what the job's limit leaves if that is less."""
+    limit, free = tightest_limit(), host_memory().available_bytes
+    return free if limit is None else max(min(free, limit.limit_bytes - (limit.used_bytes or 0)), 0)
 
 
 def default_memory_limit() -> int:

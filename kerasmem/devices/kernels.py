@@ -1,4 +1,4 @@
-"""TensorFlow's CPU kernels in this process (oneDNN or Eigen) and their threads, and the kernels of a card.
+"""TensorFlow's CPU kernels (oneDNN or Eigen) and their threads, in this process or as named, and a card's kernels.
 
 In graph mode, oneDNN's kernels and TensorFlow's own, which use Eigen, have different scratch memory. TensorFlow uses
 oneDNN by default on x86 CPUs with AVX512-VNNI, AVX512-BF16, AVX-VNNI or AMX, and on some ARM CPUs. The environment
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
 from kerasmem.devices.catalogue import DeviceTarget
@@ -30,13 +31,16 @@ _NEEDED_FOR = {
     "bfloat16": ("avx512f", "avx_ne_convert"),
     "float16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
 }
+# Features of named kernels, so that an estimate does not depend on this machine: a server without AMX. This machine's
+# cache does not count either.
+_NAMED_FLAGS, _NAMED_CACHE = frozenset({"avx512f", "avx512_vnni"}), 32 * MIB
 # With these features, its products and convolutions copy blocks of their operands, of sizes by internal heuristics.
 _COPIED_WITH = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
 
 
 @dataclass(frozen=True)
 class CpuKernels:
-    """Kernels of this machine's CPU with the settings of this process.
+    """Kernels of a CPU.
 
     Attributes:
         kind: "onednn" or "eigen".
@@ -44,6 +48,7 @@ class CpuKernels:
         inter_op_threads: number of operations that run in parallel.
         intra_op_threads: number of threads of an operation.
         copied: dtypes in which oneDNN's products and convolutions copy blocks of their operands.
+        cache_bytes: size of the last-level cache.
     """
 
     kind: str
@@ -51,11 +56,19 @@ class CpuKernels:
     inter_op_threads: int = 2
     intra_op_threads: int = 2
     copied: tuple[str, ...] = ()
+    cache_bytes: int = _NAMED_CACHE
 
     @property
     def title(self) -> str:
         """Full name."""
         return TITLES[self.kind]
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """The fields of an estimate's `Settings` that describe the kernels."""
+        threads, intra_op = self.inter_op_threads, self.intra_op_threads
+        differs = {} if intra_op == threads else {"intra_op_threads": intra_op}
+        return {"kernels": self.kind, "threads": threads, **differs}
 
 
 @dataclass(frozen=True)
@@ -75,21 +88,39 @@ class CardKernels:
     workspace: int = 0
 
 
-def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
-    """Return the kernels of a card, or of this machine's CPU if the device is not a card."""
+def kernels_on(
+    device: DeviceTarget | None, kind: str | None = None, threads: int | None = None
+) -> CpuKernels | CardKernels:
+    """Return the kernels of a card, or those of `cpu_kernels` if the device is not a card."""
+    here = cpu_kernels(kind, threads)
     if device is None or device.compute_capability is None:
-        return cpu_kernels()
-    return CardKernels(device.compute_capability, device.available_bytes, cpu_kernels())
+        return here
+    return CardKernels(device.compute_capability, device.available_bytes, here)
 
 
-def cpu_kernels() -> CpuKernels:
-    """Return TensorFlow's CPU kernels in this process."""
-    flags = cpu_flags()
-    inter_op, intra_op = _threads()
-    if not onednn_is_on():
-        return CpuKernels(EIGEN, (), inter_op, intra_op)
+def cpu_kernels(kind: str | None = None, threads: int | None = None) -> CpuKernels:
+    """Return TensorFlow's CPU kernels in this process, or named ones.
+
+    Args:
+        kind: "onednn" or "eigen", of a CPU with AVX-512 and without AMX. Defaults to this process's.
+        threads: number of inter-op and of intra-op threads. Defaults to this process's.
+    """
+    inter_op, intra_op = (threads, threads) if threads is not None else _threads()
+    flags, cache = (cpu_flags(), last_cache_bytes()) if kind is None else (_NAMED_FLAGS, _NAMED_CACHE)
+    if kind == EIGEN or (kind is None and not onednn_is_on()):
+        return CpuKernels(EIGEN, (), inter_op, intra_op, (), cache)
     copied = tuple(dtype for dtype, features in _COPIED_WITH.items() if not flags.isdisjoint(features))
-    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied)
+    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied, cache)
+
+
+def kernel_variables(kind: str | None = None, threads: int | None = None) -> dict[str, str]:
+    """Return the environment variables that give a new process the arguments of `cpu_kernels`."""
+    variables: dict[str, str] = {}
+    if kind is not None:
+        variables["TF_ENABLE_ONEDNN_OPTS"] = str(int(kind == ONEDNN))
+    if threads is not None:
+        variables |= dict.fromkeys(("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"), str(threads))
+    return variables
 
 
 def last_cache_bytes() -> int:
@@ -102,7 +133,7 @@ def last_cache_bytes() -> int:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text()
         return int(text.strip().removesuffix("K")) * KIB
     except (OSError, ValueError):
-        return 32 * MIB
+        return _NAMED_CACHE
 
 
 def cpu_flags() -> frozenset[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kerasmem.devices.catalogue import available_on_device
-from kerasmem.devices.host import host_memory
+from kerasmem.devices.host import available_memory
 from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels
 from kerasmem.devices.machine import find_device
 from kerasmem.units import MIB
@@ -254,9 +254,9 @@ def allocator_limit() -> int | None:
 
 
 def training_memory() -> int:
-    """Return the memory for training: the allocator's limit, or the host's available memory."""
+    """Return the memory for training: the allocator's limit, or the host's memory available to this job."""
     limit = allocator_limit()
-    return host_memory().available_bytes if limit is None else limit
+    return available_memory() if limit is None else limit
 
 
 def training_kernels() -> CpuKernels | CardKernels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from kerasmem.devices.catalogue import resolve_device
+from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.report import (
@@ -120,7 +121,8 @@ def compare(
     """Compare the memory of two models or saved reports.
 
     Models are estimated with the same settings. If `a` or `b` is a report, the other one is estimated with the report's
-    batch size, method and mode, unless `settings` override them.
+    batch size, method, mode, device, replicas, kernels and threads, unless `settings` override them. So the result does
+    not depend on the machine.
 
     Args:
         a: a model as for `kerasmem.estimate`, a `MemoryReport`, or the path of a report saved by
@@ -129,7 +131,7 @@ def compare(
         budget: maximum for `b`: bytes, or a size such as "14GiB". Defaults to no limit.
         max_increase: maximum increase from `a` to `b`: bytes, a size such as "200MB", or a share of `a` such as "5%".
             Defaults to no limit.
-        allow_different_settings: compare reports even if their batch sizes, methods or modes differ. Defaults to False.
+        allow_different_settings: compare reports even if these settings differ. Defaults to False.
         **settings: as for `kerasmem.estimate`.
 
     Returns:
@@ -158,8 +160,8 @@ def compare(
         if report is None:
             report = estimate_spec(replace(spec, model=model))
             spec = replace(spec, method=report.settings.method)  # the second uses the method chosen for the first
-        elif spec.device is not None:
-            report = replace(report, device=device_verdict(resolve_device(str(spec.device)), report.bytes))
+        elif settings.get("device") is not None:
+            report = _judged(report, resolve_device(str(settings["device"])))
         reports.append(report)
     before, after = reports
     if None not in saved:
@@ -167,7 +169,7 @@ def compare(
     differences = list(_setting_differences(before, after, _OF_THE_ESTIMATE))
     if differences and not allow_different_settings:
         raise UsageError(
-            f"a and b: {'; '.join(differences)}; estimate both with the same settings, or set "
+            f"a and b: {'; '.join(differences)}; estimate both with the same settings{_fix(before, after)}, or set "
             "allow_different_settings (--allow-different-settings)"
         )
     categories = [
@@ -223,16 +225,40 @@ def _saved_report(model: Any) -> MemoryReport | None:
 def _settings_of(report: MemoryReport) -> dict[str, Any]:
     """Return the arguments of an estimate comparable to a report."""
     settings = report.settings
-    arguments = {"batch_size": settings.batch_size, "mode": settings.mode}
+    arguments = {
+        "batch_size": settings.batch_size * settings.replicas,
+        **{name: getattr(settings, name) for name in ("mode", "device", "replicas", "kernels", "threads")},
+    }
     is_run = settings.method in ("measure", "profile")
     return arguments if is_run else {**arguments, "method": settings.method}
 
 
+def _judged(report: MemoryReport, target: DeviceTarget) -> MemoryReport:
+    """Judge a saved report on another device, if its bytes do not depend on the device."""
+    named = report.settings.device
+    are_cards = [resolve_device(name).source == "catalogue" for name in (named, target.name) if name is not None]
+    if any(are_cards) and named != target.name and report.settings.method != "formula":
+        return report
+    settings = replace(report.settings, device=target.name)
+    return replace(report, settings=settings, device=device_verdict(target, report.bytes))
+
+
+def _fix(before: MemoryReport, after: MemoryReport) -> str:
+    """Return the options that give the second estimate the settings of the first."""
+    second = _settings_of(after)
+    options = [
+        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in _settings_of(before).items()
+        if value is not None and value != second.get(name)
+    ]
+    return f" (b with {' '.join(options)})" if options else ""
+
+
 def _check_own_settings(report: MemoryReport, settings: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those of a saved report, if no model is estimated with them."""
-    for name in _OF_THE_ESTIMATE:
-        own, value = getattr(report.settings, name), settings.get(name, "auto")
-        if value not in ("auto", own):
+    for name in _OF_THE_ESTIMATE.keys() - {"device"}:  # `_judged` has a new verdict
+        own, value = {**vars(report.settings), **_settings_of(report)}[name], settings.get(name)
+        if value not in (None, "auto", own):
             raise UsageError(f"{name} must be {own}, as in the saved reports; got {value}. Estimate the models again")
 
 
@@ -284,7 +310,11 @@ def _stem(row: LayerMemory) -> tuple[str, str]:
 
 
 # Settings by plural name: those of the estimate, and those that a compiled model may have itself.
-_OF_THE_ESTIMATE = {"method": "methods", "execution": "executions", "batch_size": "batch sizes", "mode": "modes"}
+_OF_THE_ESTIMATE = {
+    "method": "methods", "execution": "executions", "batch_size": "batch sizes", "mode": "modes", "device": "devices",
+    "replicas": "numbers of replicas", "kernels": "kernels", "threads": "numbers of threads",
+    "intra_op_threads": "numbers of threads of an operation", "stands_in": "uses of a CPU in place of the card",
+}  # fmt: skip
 _OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
 
 
@@ -292,4 +322,8 @@ def _setting_differences(before: MemoryReport, after: MemoryReport, names: Mappi
     for name, words in names.items():
         first, second = getattr(before.settings, name), getattr(after.settings, name)
         if first != second:
-            yield f"the {words} differ: {first} and {second}"
+            yield f"the {words} differ: {_word(first)} and {_word(second)}"
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)

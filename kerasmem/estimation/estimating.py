@@ -23,7 +23,7 @@ from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.methods import step_outcome
 from kerasmem.estimation.report import MemoryReport, ModelFacts, Outcome, Settings, device_verdict
 from kerasmem.estimation.shapes import ShapedStep, StepCache, shape_step
-from kerasmem.models.backend import import_keras
+from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
@@ -55,6 +55,9 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference". Defaults to "train".
         replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
             batch. The report is of one device. Defaults to 1.
+        kernels: TensorFlow's CPU kernels in graph mode, "onednn" or "eigen", without special features of a CPU, so that
+            all machines give the same estimate. Defaults to those of this machine.
+        threads: number of TensorFlow's inter-op and intra-op threads in graph mode. Defaults to those of this process.
         input_shape: shape of an input with open dimensions, without the batch, or a mapping of names to shapes. For a
             model with a `train_step` and no `call()`: the shape of `x`, or {"0": …, "1": …} if `x` is a tuple. For a
             step function: shapes by argument name.
@@ -207,6 +210,7 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
             device=None if target is None else target.name,
             replicas=step.spec.replicas,
             stands_in=outcome.stands_in,
+            **({} if outcome.kernels is None else outcome.kernels.profile),
         ),
         bytes=outcome.need,
         formula=step.formula,
@@ -229,7 +233,7 @@ def _policy(model: Any) -> str:
 
 def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
     """Start the card's compiler in the background if it will probably be needed."""
-    is_likely = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
+    is_likely = spec.method == "auto" and spec.jit_compile is not False and (spec.replicas == 1 or runs_on_jax())
     if target is None or target.source != "catalogue" or not (is_likely or spec.method == "gpu-target"):
         return
     from kerasmem.estimation.gpu_target import start_compiler

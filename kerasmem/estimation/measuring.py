@@ -16,10 +16,11 @@ from typing import Any
 from typing_extensions import Unpack
 
 from kerasmem import checks
+from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.recording import AllocatorEvent, Mark, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
-from kerasmem.estimation.methods import backend_refusal
+from kerasmem.estimation.methods import backend_refusal, constant_bytes, stand_in_note, unused_profile
 from kerasmem.estimation.probing import DEFAULT_TIMEOUT, call_with_steps, measurement_notes, run_steps
 from kerasmem.estimation.real_steps import MeasuredSteps, TensorFlowSession
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
@@ -66,18 +67,34 @@ def measure(
     planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
     run = run_steps(spec, spec.samples, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
+    notes = unused_profile(spec, run.kernels, "measure")
+    if stands_in := _stands_in(spec, run):
+        need = replace(need, low=min(*run.peaks, constant_bytes(need)))
+        notes = (*notes, stand_in_note("measure"))
     steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one with a peak of {run.first:,} B"
     return replace(
         planned,
-        settings=replace(planned.settings, method="measure", execution=run.execution),
+        settings=replace(
+            planned.settings, method="measure", execution=run.execution, stands_in=stands_in, **_profile_of(run)
+        ),
         bytes=need,
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
-        notes=measurement_notes(run.device, steps_note, *run.notes, way=run.way),
+        notes=measurement_notes(run.device, steps_note, *run.notes, *notes, way=run.way),
         pool=Pool(requested=None, in_use=run.median, reserved=None),
         instant=None,
     )
+
+
+def _profile_of(run: MeasuredSteps) -> dict[str, Any]:
+    return {} if run.kernels is None else run.kernels.profile
+
+
+def _stands_in(spec: StepSpec, run: MeasuredSteps) -> bool:
+    """Return whether steps ran on the CPU although a card is named."""
+    is_card = spec.device is not None and resolve_device(str(spec.device)).source == "catalogue"
+    return is_card and run.device == "CPU:0"
 
 
 def plan_real_steps(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]:
@@ -200,7 +217,8 @@ class _ProfiledSession(TensorFlowSession):
                 "`kerasmem measure`"
             )
         settings = {field.name: getattr(planned.settings, field.name) for field in fields(ProfileSettings)}
-        settings |= {"method": METHOD, "execution": run.execution}
+        settings |= {"method": METHOD, "execution": run.execution, **_profile_of(run)}
+        settings["stands_in"] = _stands_in(self.request, run)
         begins = [mark.time for mark in marks if mark.name == STEP_MARK]
         ends = [mark.time for mark in marks if mark.name == END_MARK]
         skipped = min(WARM_UP_STEPS, len(run.peaks) - 1)
@@ -220,7 +238,9 @@ class _ProfiledSession(TensorFlowSession):
             ProfileSettings(**settings),
             [ProfiledLayer(**{**vars(row), "bytes_at_peak": 0, "bytes": 0}) for row in planned.layers],
             peaks=peaks,
-            notes=measurement_notes(self.device, steps_note, *run.notes, *notes),
+            notes=measurement_notes(
+                self.device, steps_note, *run.notes, *notes, *unused_profile(self.request, run.kernels, METHOD)
+            ),
             formula=asdict(planned.formula),
         )
 

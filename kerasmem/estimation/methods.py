@@ -10,22 +10,23 @@ from functools import partial
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
+from kerasmem.compat.tensorflow_runtime import all_reduces_traced
 from kerasmem.devices.catalogue import find_card
-from kerasmem.devices.host import host_memory
-from kerasmem.devices.kernels import CardKernels, kernels_on
-from kerasmem.devices.machine import list_devices
+from kerasmem.devices.host import available_memory
+from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels, kernels_on
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.graph.build import build_program, step_variables
 from kerasmem.estimation.graph.steps import graph_outcome
-from kerasmem.estimation.report import LayerMemory, Outcome, Pool
+from kerasmem.estimation.report import Bytes, LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
-from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, formula_notes, not_in_the_formula
+from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, JAX_EXCHANGE, formula_notes, not_in_the_formula
 from kerasmem.estimation.xla import compile_plan, xla_outcome
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.op_names import Attribution, Instant
+from kerasmem.models.op_names import EXCHANGE, Attribution, Instant
 from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import element_bytes
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import TargetsError, trace_step
 
 # "auto" runs real steps only if the formula's total is at most this share of the free memory.
@@ -39,12 +40,12 @@ class Method:
     Attributes:
         unavailable: returns the reason why the method cannot estimate a step, or None.
         outcome: estimates a step, or raises KerasmemError.
-        is_of_cpu: returns whether the figure is of this machine's CPU even if a card is named.
+        is_of_cpu: returns whether an outcome is of this machine's CPU even if a card is named.
     """
 
     unavailable: Callable[[ShapedStep], str | None]
     outcome: Callable[[ShapedStep], Outcome]
-    is_of_cpu: Callable[[], bool] = lambda: False
+    is_of_cpu: Callable[[Outcome], bool] = lambda outcome: False
 
 
 def step_outcome(step: ShapedStep) -> Outcome:
@@ -81,9 +82,7 @@ def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
     if not compiles:
         return ("graph", "probe"), why
     names: tuple[str, ...] = ("xla",) if runs_on_jax() else ("xla", "graph")
-    # The plan for a card has no exchange of gradients between several.
-    has_plan = step.is_on_card and step.spec.replicas == 1
-    return (("gpu-target", *names) if has_plan else names), why
+    return (("gpu-target", *names) if step.is_on_card else names), why
 
 
 def _compiles(step: ShapedStep) -> tuple[bool, str]:
@@ -122,9 +121,17 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
     if (reason := method.unavailable(step)) is not None:
         raise UsageError(reason)
     outcome = method.outcome(step)
+    outcome = _with_notes(outcome, *unused_profile(step.spec, outcome.kernels, name))
     if step.spec.replicas > 1 and step.spec.mode == "train" and name != "formula":
         outcome = _with_exchange(outcome, step.layers, step.spec.replicas)
-    return _stand_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+    return _stand_in(outcome) if step.is_on_card and method.is_of_cpu(outcome) else outcome
+
+
+def unused_profile(spec: StepSpec, kernels: CpuKernels | None, method: str) -> tuple[str, ...]:
+    """Return a note if the user chose kernels or threads and a result does not depend on them."""
+    if kernels is not None or (spec.kernels, spec.threads) == (None, None):
+        return ()
+    return (f"kernels and threads are not used, as this result of {method} does not depend on them",)
 
 
 def _stand_in(outcome: Outcome) -> Outcome:
@@ -132,30 +139,41 @@ def _stand_in(outcome: Outcome) -> Outcome:
 
     A card usually takes less. The lower end becomes the memory that the step holds from beginning to end.
     """
-    constant = _constant_bytes(outcome)
-    note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
-    return replace(outcome, low=min(outcome.low or 0, constant), stands_in=True, notes=(*outcome.notes, note))
+    notes = (*outcome.notes, stand_in_note(outcome.method))
+    return replace(outcome, low=min(outcome.low or 0, constant_bytes(outcome)), stands_in=True, notes=notes)
 
 
-def _constant_bytes(outcome: Outcome) -> int:
+def stand_in_note(method: str) -> str:
+    """Return the note on a result of this machine's CPU that stands in for a card."""
+    return f"{method} on this machine's CPU stands in for the card: a GPU usually takes less"
+
+
+def constant_bytes(need: Bytes) -> int:
     """Return the bytes that a step holds from beginning to end."""
-    return sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
+    return sum(getattr(need, name) or 0 for name in ("weights", "optimizer", "inputs"))
 
 
 def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
-    """Add the exchange of gradients between replicas to an outcome.
+    """Add the exchange of gradients between replicas to an outcome, or an entry on it.
 
-    Before the first update `tf.distribute` packs the gradients into one buffer, which is reduced in place and split
-    again, so they are in memory twice (`batch_all_reduce` in tensorflow/python/distribute/cross_device_utils.py).
+    The steps that `graph` and `xla` trace contain it. Other outcomes are of a step without it. The total is at least
+    what is live during the exchange: the gradients, and the buffer. At most both are live at the peak too, and with XLA
+    a second buffer for the sums.
     """
+    if runs_on_jax():
+        return replace(outcome, unmodelled=(*outcome.unmodelled, JAX_EXCHANGE))
     trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
     gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
-    increase = max(_constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
     note = (
         f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
         f"{replicas} replicas and split again: they are then in memory twice"
     )
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
+    if outcome.method in ("graph", "xla"):
+        return outcome
+    if outcome.high is not None:
+        outcome = replace(outcome, high=outcome.high + (3 if outcome.execution == "xla" else 2) * gradients)
+    increase = max(constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
     if not increase:
         return outcome
     pool: dict[str, Any] = {
@@ -164,7 +182,6 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     return replace(
         outcome,
         total=outcome.total + increase,
-        high=None if outcome.high is None else outcome.high + increase,
         pool=Pool(**pool),
         gradients=(outcome.gradients or 0) + increase,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
@@ -230,10 +247,14 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     Raises:
         KerasmemError: If the step cannot be traced, compiled or simulated.
     """
-    prepared, kernels = step.prepare(jit_compile), kernels_on(step.target)
+    prepared = step.prepare(jit_compile)
+    kernels = kernels_on(step.target, step.spec.kernels, step.spec.threads)
     keep_alive: list[Any] | None = [] if jit_compile else None  # XLA's compiler reads the variables
-    is_on_card = isinstance(kernels, CardKernels) and not jit_compile
-    with gpu_assumed() if is_on_card else contextlib.nullcontext():
+    with contextlib.ExitStack() as contexts:
+        if isinstance(kernels, CardKernels) and not jit_compile:
+            contexts.enter_context(gpu_assumed())
+        if step.spec.replicas > 1:
+            contexts.enter_context(all_reduces_traced(step.spec.replicas, EXCHANGE))
         traced = trace_step(prepared, keep_alive)
     attribution = Attribution(traced.scopes, step.rows, traced.optimizers)
     owners = step.inferred.owners
@@ -241,13 +262,27 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
         number: owners[id(variable)] for number, variable in enumerate(traced.variables) if id(variable) in owners
     }
     notes: tuple[str, ...] = ()
+    on_cpu: CpuKernels | None = None
     if jit_compile:
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
         outcome = xla_outcome(compile_plan(traced), step_variables(traced), batch, layer_of, attribution)
     else:
         program, notes = build_program(traced, kernels)
         outcome = graph_outcome(program, layer_of, attribution, kernels)
-    return replace(outcome, notes=(*notes, *outcome.notes))
+        if isinstance(kernels, CpuKernels):
+            on_cpu, notes = kernels, (*notes, *_profile_notes(kernels))
+    return replace(outcome, kernels=on_cpu, notes=(*notes, *outcome.notes))
+
+
+def _profile_notes(kernels: CpuKernels) -> tuple[str, ...]:
+    """Return a note if this machine has other kernels or threads."""
+    here = cpu_kernels()
+    if kernels.profile == here.profile:
+        return ()
+    texts = [f"{one.title} in {one.inter_op_threads} threads" for one in (kernels, here)]
+    return (
+        f"estimated for {texts[0]}; this process has {texts[1]}, and speeds of operations are those of two threads",
+    )
 
 
 def _why_no_plan(step: ShapedStep) -> str | None:
@@ -267,11 +302,11 @@ def _gpu_target(step: ShapedStep) -> Outcome:
 
 def _why_no_steps(step: ShapedStep) -> str | None:
     """Return why no real steps run, or None. For "auto" they must be small."""
-    needed, free = step.formula.total_bytes, host_memory().available_bytes
+    needed, free = step.formula.total_bytes, available_memory()
     if step.spec.method == "auto" and needed > PROBED_SHARE * free:
         return (
             f"no step was run (--method probe runs some): the formula gives {needed:,} B, more than a quarter of "
-            f"the {free:,} B of free memory here"
+            f"the {free:,} B of memory available to this job"
         )
     return backend_refusal("probe", step.spec.jit_compile)
 
@@ -282,12 +317,21 @@ def _probe(step: ShapedStep) -> Outcome:
     return probe(step.spec.portable(batch_size=step.batch_size), is_fixed=step.is_fixed)
 
 
+def _jax_has_gpu() -> bool:
+    """Return whether Keras runs on JAX, and JAX plans for a GPU of this machine."""
+    if not runs_on_jax():
+        return False
+    import jax
+
+    return bool(jax.default_backend() != "cpu")
+
+
 METHODS: dict[str, Method] = {
     "formula": Method(lambda step: None, _formula),
     "graph": Method(partial(_check_traced, "graph"), _graph),
-    "xla": Method(partial(_check_traced, "xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
+    "xla": Method(partial(_check_traced, "xla"), _xla, lambda outcome: not _jax_has_gpu()),
     "gpu-target": Method(_why_no_plan, _gpu_target),
-    "probe": Method(_why_no_steps, _probe, lambda: not list_devices()),
+    "probe": Method(_why_no_steps, _probe, lambda outcome: outcome.ran_on == "CPU:0"),
 }
 
 

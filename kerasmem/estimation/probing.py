@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kerasmem.devices.host import host_memory
+from kerasmem.devices.host import available_memory
+from kerasmem.devices.kernels import kernel_variables
 from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
 from kerasmem.estimation.real_steps import MeasuredSteps, real_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
@@ -21,7 +22,7 @@ DEFAULT_TIMEOUT = 600.0
 LEAST_BATCH = 8
 PROBED_STEPS = 10
 _SECONDS_A_RUN = 30.0
-_SHARE_OF_HOST = 0.95  # of the free memory; beyond that the host would swap
+_SHARE_OF_HOST = 0.95  # of the memory available to this job; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # On JAX glibc maps blocks of 64 KiB and more, and unmaps them when they are freed, so that resident memory is in use.
 # A program from JAX's cache on disk would differ from the measured one.
@@ -85,8 +86,10 @@ def call_with_steps(
     """
     if not timeout > 0:
         raise UsageError(f"timeout must be more than 0 seconds; got {timeout!r}")
-    limits = Limits(timeout, int(host_memory().available_bytes * _SHARE_OF_HOST))
-    environ = child_environment(**(_ON_JAX if runs_on_jax() else _QUIET))
+    limits = Limits(timeout, int(available_memory() * _SHARE_OF_HOST))
+    environ = child_environment(
+        **(_ON_JAX if runs_on_jax() else _QUIET), **kernel_variables(request.kernels, request.threads)
+    )
     if device_bytes is not None:  # one region, TensorFlow's default on a GPU
         environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     try:
@@ -198,5 +201,7 @@ def _outcome(run: MeasuredSteps, total: int, low: int, high: int, inputs: int, n
         weights=run.weights,
         optimizer=run.optimizer,
         inputs=inputs,
+        kernels=run.kernels,
+        ran_on=run.device,
         notes=(note, *run.notes),
     )

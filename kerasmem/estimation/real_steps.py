@@ -19,6 +19,7 @@ from typing import Any
 from kerasmem.compat.keras_layers import supports_jit
 from kerasmem.compat.keras_state import give_value, index_variables
 from kerasmem.devices.host import held_bytes, process_status
+from kerasmem.devices.kernels import CpuKernels, cpu_kernels
 from kerasmem.errors import KerasmemError, ModelError, OutOfMemoryError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax
 from kerasmem.models.own_step import loop_is_compiled, optimizer_variables, optimizers_of
@@ -47,6 +48,7 @@ class MeasuredSteps:
         seconds: mean time of a further step.
         notes: assumptions about the training.
         way: source of the readings, or None for TensorFlow's allocator.
+        kernels: kernels of the CPU, or None if the steps do not depend on them.
     """
 
     device: str
@@ -60,6 +62,7 @@ class MeasuredSteps:
     seconds: float
     notes: tuple[str, ...] = ()
     way: str | None = None
+    kernels: CpuKernels | None = None
 
     @property
     def median(self) -> int:
@@ -155,6 +158,7 @@ class Session:
             seconds=step_seconds,
             notes=prepared.assumptions,
             way=self.way,
+            kernels=None if self.jit_compile or self.device != "CPU:0" else cpu_kernels(),
         )
 
     def _prepare(self, batch_size: int, mode: str) -> PreparedStep:

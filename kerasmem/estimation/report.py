@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget, all_cards
+from kerasmem.devices.kernels import TITLES, CpuKernels
 from kerasmem.errors import InputError
 from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory
 from kerasmem.models.sizes import ModelFacts as ModelFacts
+from kerasmem.profiling.results import METHOD, ProfileSettings
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -35,6 +37,9 @@ class Settings:
         device: the named card or size, or None.
         replicas: number of devices that train together. The report is of one.
         stands_in: whether the figure is of this machine's CPU although a card is named. The card usually takes less.
+        kernels: the CPU's kernels, "onednn" or "eigen", or None if the method does not depend on them.
+        threads: number of operations that run at once, and of threads of each operation; None as for `kernels`.
+        intra_op_threads: threads of each operation if different from `threads`, or None.
     """
 
     batch_size: int
@@ -47,6 +52,17 @@ class Settings:
     device: str | None
     replicas: int = 1
     stands_in: bool = False
+    kernels: str | None = None
+    threads: int | None = None
+    intra_op_threads: int | None = None
+
+    @property
+    def profile(self) -> str:
+        """The kernels and threads as text, or "" if the figures do not depend on them."""
+        if self.kernels is None:
+            return ""
+        inner = "" if self.intra_op_threads is None else f", {self.intra_op_threads} in each operation"
+        return f"{TITLES.get(self.kernels, self.kernels)}, threads: {self.threads}{inner}"
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,8 @@ class Outcome(Bytes):
         fallback: why the formula answers instead of a method that matches the step, or None.
         stands_in: whether the figure is of this machine's CPU although a card is named. `low` is then the memory that
             the step holds from beginning to end.
+        kernels: the CPU's kernels, or None if the result does not depend on them.
+        ran_on: device of real steps, such as "CPU:0", or None.
     """
 
     method: str
@@ -158,6 +176,8 @@ class Outcome(Bytes):
     notes: tuple[str, ...] = ()
     fallback: str | None = None
     stands_in: bool = False
+    kernels: CpuKernels | None = None
+    ran_on: str | None = None
 
     @property
     def need(self) -> Bytes:
@@ -257,12 +277,22 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     @property
     def answer(self) -> str:
         """A summary: "cnn fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
+        needs = f"{self.needs}{substitute(self.settings)}"
         but = f" ({'; '.join(self.caveats)})" if self.caveats else ""
         if self.device is None:
-            return f"{self.model.name} {self.needs}{self.if_free}{but}"
+            return f"{self.model.name} {needs}{self.if_free}{but}"
         fits = verdict_on(self.device.verdict, self.device.name)
         available = format_size(self.device.available_bytes)
-        return f"{self.model.name} {fits}: {self.needs}, of {available}{self.if_free}{but}"
+        return f"{self.model.name} {fits}: {needs}, of {available}{self.if_free}{but}"
+
+
+def substitute(settings: Settings | ProfileSettings) -> str:
+    """Return a remark in brackets if a figure is of this machine's CPU although a card is named, or ""."""
+    if not settings.stands_in:
+        return ""
+    if settings.method in ("measure", "probe", METHOD):
+        return " (measured on this CPU, not on the card)"
+    return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)"
 
 
 def check_sizes(report: Any) -> None:

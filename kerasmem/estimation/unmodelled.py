@@ -45,6 +45,9 @@ EXCHANGE_BUFFERS = Unmodelled(
     "buffers of the gradient exchange",
     "NCCL's channels and staging buffers are outside the allocator; gradients of embeddings are gathered by rows",
 )
+JAX_EXCHANGE = Unmodelled(
+    "gradient exchange", "the plan is of one device, and XLA decides how many gradients it sums at once between devices"
+)
 CPU_SCRATCH = Unmodelled("scratch of kernels", "matrix products and convolutions allocate it from the C library")
 XLA_AUTOTUNING = Unmodelled(
     "autotuning",

@@ -18,6 +18,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.user_code import is_of_a_library
 
 BACKWARD = "gradient_tape"
+EXCHANGE = f"{BACKWARD}/gradient_exchange"  # between replicas
 _SUM = re.compile(r"AddN(_\d+)?")
 # phase → category of its results in the report
 CATEGORIES = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
@@ -111,7 +112,9 @@ class Attribution:
         """Describe the moment when an operation runs."""
         origin = self.origin(name)
         subject = origin.layer or self.short_name(name)
-        if origin.phase == "optimizer":
+        if name.startswith(EXCHANGE):
+            text = "while the gradients of all replicas are exchanged"
+        elif origin.phase == "optimizer":
             text = f"while {self.optimizers[0]} updates the weights"
         elif origin.phase == "backward":
             text = f"while computing the gradient of {subject}"

@@ -42,6 +42,8 @@ class StepSettings(TypedDict, total=False):
     jit_compile: bool | Literal["auto"]
     mode: Mode
     replicas: int
+    kernels: Literal["onednn", "eigen"] | None
+    threads: int | None
     input_shape: Any
     target_shape: Any
     target_dtype: str | None
@@ -81,6 +83,8 @@ class StepSpec:
     jit_compile: bool | str = "auto"
     mode: str = "train"
     replicas: int = 1
+    kernels: str | None = None
+    threads: int | None = None
     input_shape: Any = None
     target_shape: Any = None
     target_dtype: str | None = None
@@ -96,6 +100,9 @@ class StepSpec:
         checks.choice("mode", self.mode, get_args(Mode))
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
         checks.whole("replicas", self.replicas)
+        checks.choice("kernels", self.kernels, (None, "onednn", "eigen"))
+        if self.threads is not None:
+            checks.whole("threads", self.threads)
         if self.batch_size is not None:
             checks.batch_size("batch_size", self.batch_size, self.method)
         if self.data is not None:

@@ -16,7 +16,7 @@ METHOD = "profile"
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """Settings of the step. `execution` is "graph", "xla" or "none"."""
+    """Settings of the step, as in an estimate. `execution` is "graph", "xla" or "none"."""
 
     batch_size: int
     optimizer: str | None
@@ -26,6 +26,10 @@ class ProfileSettings:
     execution: str
     device: str | None
     method: str = METHOD
+    kernels: str | None = None
+    threads: int | None = None
+    intra_op_threads: int | None = None
+    stands_in: bool = False
 
 
 @dataclass(frozen=True)

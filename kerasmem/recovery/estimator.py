@@ -173,6 +173,8 @@ class StepEstimator:
             "jit_compile": values.get("jit_compile", self.jit_compile),
             "replicas": int(values.get("replicas", 1)),
             "device": self.target.name,
+            "kernels": self.origin.kernels,
+            "threads": self.origin.threads,
             "input_shape": self.origin.input_shape,
         }
 

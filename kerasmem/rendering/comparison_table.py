@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
+from kerasmem.estimation.report import MemoryReport
 from kerasmem.rendering.formatting import figures, note_lines, signed_share, signed_size, table, verdict_text, words
 from kerasmem.rendering.peak_text import category_name, model_line, settings_line, verdict_line
 from kerasmem.units import format_size, printable
@@ -30,10 +31,9 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
         terminal: columns of a terminal, or None for plain text.
         top: number of layers to list. None lists all that differ.
     """
-    differing = _changed_layers(comparison)
+    differing, pair = _changed_layers(comparison), (("A", comparison.before), ("B", comparison.after))
     parts: list[RenderableType] = [
-        Text(f"A: {model_line(comparison.before)}"),
-        Text(f"B: {model_line(comparison.after)}"),
+        *(Text(f"{name}: {_with_profile(model_line(report), report)}") for name, report in pair),
         "",
         _differences("Category", comparison.categories, terminal),
         "",
@@ -42,6 +42,11 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
     if top and top < len(differing):
         parts.append(Text(f"{len(differing) - top} more layers differ: --top 0 lists all", style="dim"))
     return Group(*parts, *note_lines(comparison.notes), *_verdicts(comparison))
+
+
+def _with_profile(line: str, report: MemoryReport) -> str:
+    profile = report.settings.profile
+    return f"{line} · {printable(profile)}" if profile else line
 
 
 def _changed_layers(comparison: Comparison) -> list[Difference]:
@@ -103,7 +108,7 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
         *(f"- {_plain(verdict.plain)}" for verdict in _verdicts(comparison)),
         "",
         f"A: {_code(before.model.source or before.model.name)}, B: {_code(after.model.source or after.model.name)}; "
-        f"{_plain(settings_line(after.settings))}",
+        f"{_plain(_with_profile(settings_line(after.settings), after))}",
         "",
         *_markdown_rows("At the peak", comparison.categories),
     ]

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.formula import networks_beside
-from kerasmem.estimation.report import DeviceVerdict, LayerMemory, MemoryReport
+from kerasmem.estimation.report import DeviceVerdict, LayerMemory, MemoryReport, substitute
 from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.formatting import fact_list, figures, note_lines, percent, rows_to_csv, table, words
 from kerasmem.rendering.peak_text import composition, interval, model_line, verdict_line
@@ -62,7 +62,7 @@ def _in_place(report: MemoryReport) -> str:
     """Return the name of a substitute method in brackets, or nothing."""
     if report.fallback is not None:
         return f" (by the formula alone, as {printable(report.fallback, 300)})"
-    return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)" if report.settings.stands_in else ""
+    return substitute(report.settings)
 
 
 def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brief: bool) -> Table:
@@ -132,6 +132,8 @@ def _facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
         yield "Reserved", f"{format_size(pool.reserved)} taken from the device, under memory growth"
     if pool is not None and pool.smallest_limit is not None:
         yield "Limit", f"{format_size(pool.smallest_limit)} is the smallest memory limit that trains"
+    if report.settings.profile:
+        yield "Kernels", printable(report.settings.profile)
     if formula.activation_bytes is not None:
         yield "Outputs", f"{format_size(formula.activation_bytes)} of all layers together, held or not"
     factor = f"× {formula.copies} × 4 B"
@@ -176,7 +178,7 @@ def profile_table(
         device: verdict on a device, or None.
         top: number of layers to list, the largest first. 0 lists all layers with memory. Defaults to 25.
     """
-    took = f"took {format_size(profile.bytes.total)}"
+    took = f"took {format_size(profile.bytes.total)}{substitute(profile.settings)}"
     first = Text(took, style="bold") if device is None else verdict_line(device, took)
     parts: list[RenderableType] = [first, Text(model_line(profile), style="dim"), ""]
     parts += [*composition(profile, terminal), "", fact_list(_profile_facts(profile)), ""]

@@ -33,6 +33,14 @@ def adds_up(data):
     )
 
 
+def test_a_profile_on_a_cpu_is_not_passed_off_as_a_cards(cli, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    result = cli("profile", f"{MODELS}:perceptron", "--batch-size", 16, "--steps", 2, "--device", "t4")
+    assert result.code == 0, result.err
+    first = result.out.splitlines()[0]
+    assert "fits Tesla T4" in first and "(measured on this CPU, not on the card)" in first
+
+
 @pytest.mark.usefixtures("x86_kernels")
 def test_a_step_in_graph_mode(cli, tmp_path):
     path = tmp_path / "profile.json"

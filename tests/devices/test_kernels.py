@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from kerasmem.devices import kernels
-from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels
+from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels, kernel_variables
 
 OLD = frozenset({"fpu", "avx", "avx2", "fma"})
 NEW = OLD | {"avx512f", "avx512_vnni"}
@@ -38,3 +40,29 @@ def test_threads_are_one_for_each_core_that_taskset_leaves():
     finally:
         os.sched_setaffinity(0, cores)
     assert (here.inter_op_threads, here.intra_op_threads) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [ONEDNN, EIGEN])
+def test_named_kernels_do_not_depend_on_the_machine(monkeypatch, kind):
+    seen = set()
+    for flags, cores, cache, is_on in ((OLD, 2, 2**20, False), (NEW | {"amx_bf16", "avx512_fp16"}, 64, 2**28, True)):
+        monkeypatch.setattr(kernels, "cpu_flags", lambda flags=flags: flags)
+        monkeypatch.setattr(kernels, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(kernels, "last_cache_bytes", lambda cache=cache: cache)
+        monkeypatch.setattr(kernels, "onednn_is_on", lambda is_on=is_on: is_on)
+        seen.add(cpu_kernels(kind, 4))
+    (named,) = seen
+    assert named.profile == {"kernels": kind, "threads": 4}
+
+
+def test_kernels_alone_keep_the_threads_of_the_process(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "3")
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")
+    assert cpu_kernels(EIGEN).profile == {"kernels": EIGEN, "threads": 3, "intra_op_threads": 5}
+    assert cpu_kernels(threads=4).profile == {"kernels": cpu_kernels().kind, "threads": 4}
+
+
+def test_variables_give_a_process_the_named_kernels():
+    threads = {"TF_NUM_INTEROP_THREADS": "4", "TF_NUM_INTRAOP_THREADS": "4"}
+    assert kernel_variables(EIGEN, 4) == {"TF_ENABLE_ONEDNN_OPTS": "0", **threads}
+    assert kernel_variables(ONEDNN) == {"TF_ENABLE_ONEDNN_OPTS": "1"} and kernel_variables() == {}

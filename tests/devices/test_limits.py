@@ -3,7 +3,7 @@
 import pytest
 
 from kerasmem.devices import host as module
-from kerasmem.devices.host import HostMemory, limit_note, parse_limit, slurm_limit, tightest_limit
+from kerasmem.devices.host import HostMemory, available_memory, limit_note, parse_limit, slurm_limit, tightest_limit
 
 GIB = 2**30
 
@@ -42,6 +42,11 @@ UNLIMITED = {
 }
 
 
+# Cached files count as used, and are freed if the job needs more.
+CACHED_V2 = {**DOCKER_V2, "/sys/fs/cgroup/memory.stat": "file 52428800\nactive_file 1\ninactive_file 52428800\n"}
+CACHED_V1 = {**DOCKER_V1, "/sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1073741824\n"}
+
+
 @pytest.fixture
 def limits(monkeypatch):
     """Read limits from the texts of files and from environment variables."""
@@ -62,6 +67,8 @@ def limits(monkeypatch):
         (SLURM_V2, 8 * GIB, 3 * GIB, "cgroup v2 /sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711"),
         (DOCKER_V1, 4 * GIB, GIB, "cgroup v1 /sys/fs/cgroup/memory"),
         (DOCKER_V2, 2 * GIB, 100 * 2**20, "cgroup v2 /sys/fs/cgroup"),
+        (CACHED_V2, 2 * GIB, 50 * 2**20, "cgroup v2 /sys/fs/cgroup"),
+        (CACHED_V1, 4 * GIB, 0, "cgroup v1 /sys/fs/cgroup/memory"),
     ],
 )
 def test_the_tightest_limit_of_all_groups_above(limits, files, limit, used, source):
@@ -116,3 +123,12 @@ def test_what_is_no_limit(text):
 def test_groups_outside_the_namespace(limits):
     files = {"/proc/self/cgroup": "nonsense\n0::/../../other\n", "/sys/fs/cgroup/memory.max": "4096"}
     assert limits(files).source == "cgroup v2 /sys/fs/cgroup"
+
+
+def test_the_jobs_limit_bounds_the_available_memory(limits):
+    limits(SLURM_V2)
+    assert available_memory() == 5 * GIB
+    limits(SLURM_V2, machine=9 * GIB)
+    assert available_memory() == 5 * GIB
+    limits(UNLIMITED)
+    assert available_memory() == 256 * GIB

@@ -9,6 +9,7 @@ import keras
 import pytest
 
 from kerasmem import compare
+from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.errors import UsageError
 from kerasmem.estimation.comparing import EXCEEDED, TOO_CLOSE, WITHIN
 from kerasmem.estimation.estimating import estimate
@@ -106,3 +107,72 @@ def test_reports_of_other_settings_are_compared_only_on_request():
     comparison = compare(before, after, allow_different_settings=True)
     assert comparison.notes == ("the methods differ: formula and graph", "the batch sizes differ: 4 and 8")
     assert compare(before, before).notes == ()
+
+
+def convnet(filters=8):
+    layers = [keras.Input((24, 24, 3)), keras.layers.Conv2D(filters, 3, name="conv"), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(4, name="head")], name="model")
+    model.compile("sgd", "mse")
+    return model
+
+
+def graph_report(**settings):
+    return estimate(convnet(), batch_size=8, method="graph", **settings)
+
+
+def test_a_saved_report_keeps_its_kernels_and_threads():
+    settings = graph_report(kernels="eigen", threads=3).settings
+    assert (settings.kernels, settings.threads, settings.intra_op_threads) == ("eigen", 3, None)
+    assert report().settings.kernels is None  # the formula does not depend on them
+
+
+def test_a_model_is_estimated_with_the_profile_of_the_report():
+    other = {"onednn": "eigen", "eigen": "onednn"}[cpu_kernels().kind]
+    before = graph_report(kernels=other, threads=7)
+    comparison = compare(before, convnet(), max_increase="0%")
+    after = comparison.after.settings
+    assert (after.kernels, after.threads) == (other, 7)
+    assert any("this process has" in note for note in comparison.after.notes)
+    assert comparison.categories[-1].change == 0
+    assert compare(convnet(), before).before.settings.kernels == other
+    with pytest.raises(UsageError, match=r"numbers of threads differ: 7 and 2; .*--threads 7"):
+        compare(before, convnet(), threads=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replicas": 2}, r"numbers of replicas differ: 2 and 1; .*\(b with --batch-size 16 --replicas 2\)"),
+        ({"mode": "inference"}, "modes differ: inference and train; .*--mode inference"),
+        (
+            {"kernels": "onednn", "threads": 1},
+            "kernels differ: onednn and eigen; the numbers of threads .*--kernels onednn",
+        ),
+        ({"device": "t4"}, "devices differ: Tesla T4 16GB and none; .*--device 'Tesla T4 16GB'"),
+    ],
+)
+def test_reports_of_other_profiles_devices_or_replicas_are_refused(changes, message):
+    batch = 8 * changes.get("replicas", 1)
+    after = graph_report(kernels="eigen", threads=2)
+    before = estimate(convnet(), **{"batch_size": batch, "method": "graph", "kernels": "eigen", "threads": 2} | changes)
+    with pytest.raises(UsageError, match=message):
+        compare(before, after, max_increase="5%")
+    assert compare(before, after, allow_different_settings=True).notes
+
+
+def test_a_model_is_estimated_for_the_replicas_and_the_device_of_the_report():
+    before = estimate(convnet(), batch_size=8, method="graph", replicas=2, device="16GB")
+    comparison = compare(before, convnet(), max_increase="0%")
+    assert comparison.after.settings == before.settings
+    assert compare(before, before, batch_size=8).notes == ()
+    with pytest.raises(UsageError, match="batch_size must be 8"):
+        compare(before, before, batch_size=4)
+    assert comparison.limits[0].verdict == WITHIN and comparison.after.device.verdict == "fits"
+
+
+def test_a_saved_report_is_judged_on_another_size_but_not_on_another_card():
+    before = graph_report()
+    comparison = compare(before, convnet(), device="16GB")
+    assert comparison.before.settings.device == comparison.after.settings.device == "16GB"
+    with pytest.raises(UsageError, match="devices differ: none and Tesla T4 16GB"):
+        compare(before, convnet(), device="t4")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import keras
 import pytest
 
+from kerasmem.devices import host
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
 from kerasmem.estimation import methods
@@ -32,7 +33,7 @@ def outcome(method):
 def ask(monkeypatch):
     """Estimate a step by methods that are replaced: those named in `fails` refuse."""
 
-    def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000):
+    def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000, replicas=1):
         if model is None:
             model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
         refusals = {name: KerasmemError(f"{name} will not") for name in fails}
@@ -50,7 +51,7 @@ def ask(monkeypatch):
 
         for name in EXECUTION:
             monkeypatch.setitem(METHODS, name, replace(METHODS[name], outcome=answer_of(name)))
-        spec = StepSpec(model, 8, method, jit_compile=jit_compile)
+        spec = StepSpec(model, 8, method, jit_compile=jit_compile, replicas=replicas)
         with spec.open_model(shapes_only=True) as opened:
             step = shape_step(spec, target, opened, StepCache())
             formula = replace(step.formula, total_bytes=formula_bytes)
@@ -115,10 +116,45 @@ def test_auto_tries_the_next_method_and_notes_why(ask, target, fails, answers):
     ]
 
 
+def test_several_devices_keep_the_plan_of_the_card(ask, monkeypatch):
+    answer, tried = ask(target=CARD, replicas=2, jit_compile=True)
+    assert tried == [answer.method] == ["gpu-target"]
+    assert any("packed into one buffer" in note for note in answer.notes)
+    monkeypatch.setattr(methods, "runs_on_jax", lambda: True)
+    answer, tried = ask(target=CARD, replicas=2)
+    assert tried == [answer.method] == ["gpu-target"] and answer.total == 100
+    assert not any("packed" in note for note in answer.notes)
+    assert [entry.what for entry in answer.unmodelled] == ["gradient exchange"]
+
+
+def test_the_upper_end_of_a_plan_has_the_buffers_of_the_exchange(ask):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(200)])  # gradients of 3,200 B
+    answer, _ = ask("gpu-target", target=CARD, replicas=2, model=model)
+    assert (answer.total, answer.low, answer.high) == (100 + 2 * 3200, 90, 120 + 3 * 3200)
+
+
 def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
     answer, _ = ask(target=CARD, fails={"gpu-target": MissingExtraError("a plan for a card", "gpu-targets")})
     assert any("pip install" in note for note in answer.notes)
     assert answer.method == "xla" and answer.stands_in
+
+
+def test_real_steps_on_a_cpu_are_not_passed_off_as_the_cards(ask, monkeypatch):
+    """A card that the driver lists may be hidden from TensorFlow."""
+    for device, stands_in in (("CPU:0", True), ("GPU:0", False)):
+        ran = replace(outcome("probe"), ran_on=device)
+        monkeypatch.setattr(f"{__name__}.outcome", lambda method, ran=ran: ran)
+        answer, _ = ask("probe", target=CARD)
+        assert answer.stands_in is stands_in
+        assert ask("probe")[0].stands_in is False
+
+
+@pytest.mark.parametrize("limit", [10**6, None])
+def test_auto_runs_steps_only_within_the_memory_of_the_job(ask, monkeypatch, limit):
+    monkeypatch.setattr(host, "tightest_limit", lambda: limit and host.MemoryLimit(limit, None, "a job"))
+    answer, tried = ask(fails=("graph",), formula_bytes=10**6)
+    assert tried == (["graph"] if limit else ["graph", "probe"])
+    assert answer.method == ("formula" if limit else "probe")
 
 
 @pytest.mark.parametrize("target", [None, CARD])

@@ -12,6 +12,8 @@ from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.measuring import measure
 from kerasmem.estimation.probing import probe, run_steps
 from kerasmem.models.spec import StepSpec
+from kerasmem.rendering.estimate_tables import estimate_table
+from kerasmem.rendering.formatting import plain_text
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -63,6 +65,25 @@ def test_measure_uses_the_compiled_settings(mnist_cnn):
     assert report.device.verdict == "fits"
     assert {row.bytes for row in report.layers} == {None}
     assert kerasmem.MemoryReport.from_dict(report.to_dict()) == report
+
+
+def test_a_cpus_measurement_stands_in_for_a_card(mnist_cnn, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    report = measure(mnist_cnn, batch_size=4, steps=3, device="t4", timeout=300)
+    need = report.bytes
+    assert report.settings.stands_in
+    assert need.low == need.weights + need.optimizer + need.inputs
+    assert "(measured on this CPU, not on the card)" in str(report)
+    assert "\n" not in str(report) and report.device.verdict == "fits"
+    assert any("stands in for the card" in note for note in report.notes)
+    shown = plain_text(estimate_table(report)).splitlines()[0]
+    assert "(measured on this CPU, not on the card)" in shown
+
+
+@pytest.mark.usefixtures("x86_kernels")
+def test_measured_kernels_and_threads_are_those_requested(mnist_cnn):
+    settings = measure(mnist_cnn, batch_size=4, steps=2, kernels="eigen", threads=1, timeout=300).settings
+    assert (settings.kernels, settings.threads) == ("eigen", 1)
 
 
 def test_wrong_calls_are_refused_before_a_process_is_started(mnist_cnn):

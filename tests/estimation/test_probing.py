@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kerasmem.devices import host
+from kerasmem.devices.host import HostMemory, MemoryLimit
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation import probing
 from kerasmem.estimation.probing import probe, run_steps, try_batch
@@ -63,8 +65,17 @@ def test_a_plan_of_xla_is_not_extrapolated(outcome):
     assert outcome({64: (9,)}, 64, execution="xla", is_fixed=True).total == 9
 
 
-@pytest.mark.parametrize("available", [10 * GIB, 2 * GIB])
-def test_real_steps_are_limited_by_free_host_memory(monkeypatch, available):
+@pytest.mark.parametrize(
+    ("free", "limit", "available"),
+    [
+        (10 * GIB, None, 10 * GIB),
+        (10 * GIB, MemoryLimit(4 * GIB, None, "Slurm"), 4 * GIB),
+        (10 * GIB, MemoryLimit(4 * GIB, GIB, "cgroup"), 3 * GIB),
+        (2 * GIB, MemoryLimit(4 * GIB, GIB, "cgroup"), 2 * GIB),
+        (2 * GIB, MemoryLimit(4 * GIB, 5 * GIB, "cgroup"), 0),
+    ],
+)
+def test_real_steps_are_limited_by_the_memory_of_the_job(monkeypatch, free, limit, available):
     tried = []
 
     def run_child(function, *arguments, limits, **_):
@@ -72,7 +83,8 @@ def test_real_steps_are_limited_by_free_host_memory(monkeypatch, available):
         raise ChildFailure("it took 9.6 GiB of host memory, more than the limit of 9.5 GiB")
 
     monkeypatch.setattr(probing, "run_child", run_child)
-    monkeypatch.setattr(probing, "host_memory", lambda: type("Host", (), {"available_bytes": available}))
+    monkeypatch.setattr(host, "host_memory", lambda: HostMemory(16 * GIB, free))
+    monkeypatch.setattr(host, "tightest_limit", lambda: limit)
     monkeypatch.setattr(probing, "runs_on_jax", lambda: False)
     request = StepSpec("m.keras")
     with pytest.raises(KerasmemError, match=r"host memory.* --confirm"):
@@ -80,3 +92,17 @@ def test_real_steps_are_limited_by_free_host_memory(monkeypatch, available):
     with pytest.raises(KerasmemError, match="host memory"):
         run_steps(request, 64, 2)
     assert tried == [int(available * 0.95)] * 2
+
+
+def test_kernels_and_threads_reach_the_process_of_real_steps(monkeypatch):
+    environments = []
+
+    def run_child(function, *arguments, environ, **_):
+        environments.append(environ)
+        raise ChildFailure("no process is started")
+
+    monkeypatch.setattr(probing, "run_child", run_child)
+    with pytest.raises(KerasmemError):
+        run_steps(StepSpec("m.keras", kernels="eigen", threads=3), 64, 2)
+    names = ("TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS")
+    assert [environments[0][name] for name in names] == ["0", "3", "3"]

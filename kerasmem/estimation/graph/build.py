@@ -55,7 +55,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     Raises:
         NotModelled: If Grappler cannot optimise the graph, or a loop or a size depends on the data.
     """
-    graph, definition = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
+    graph, definition = rewrite(traced, kernels)
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))

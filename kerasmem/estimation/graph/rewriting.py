@@ -6,11 +6,17 @@ import math
 from typing import Any
 
 from kerasmem.compat.tensorflow_runtime import CPU, GPU, has_gpu_kernel, optimise
+from kerasmem.devices.host import default_memory_limit
+from kerasmem.devices.kernels import CardKernels, cpu_kernels, kernel_variables
 from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.graph.program import NotModelled, tensor_of
+from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.models.step import TracedStep
+from kerasmem.processes.children import Limits, child_environment
+from kerasmem.processes.forking import run_child
 
 DEEP = 20_000  # operations
+GRAPPLER_SECONDS = 1800.0  # limit of a subprocess
 LARGE = 1 << 20  # bytes
 # Grappler creates a tensor of zeros for each placeholder, as large as the batch. Placeholders with more elements are
 # replaced by a source of known shape without such a tensor.
@@ -18,17 +24,17 @@ LARGEST_FED, UNFED = 16 * 2**20, "InfeedDequeue"
 _FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
 
-def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any, Any]:
+def rewrite(traced: TracedStep, kernels: Kernels) -> tuple[Any, Any]:
     """Optimise a traced step's graph as TensorFlow does. Return it and its `GraphDef`.
 
     Args:
         traced: the step.
-        capability: compute capability of the card, or None for a CPU.
+        kernels: kernels of the CPU or card that runs it.
 
     Raises:
         NotModelled: If Grappler cannot optimise the graph, or TensorFlow cannot import the result.
     """
-    graph, is_on_card = traced.function.graph, capability is not None
+    graph, is_on_card = traced.function.graph, isinstance(kernels, CardKernels)
     definition = _runnable(traced, is_on_card)
     _lower(definition)
     fetches = list(dict.fromkeys(result.name for result in (*graph.outputs, *graph.control_outputs)))
@@ -37,7 +43,7 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any
     reason = ""
     for fuses in (True, False):  # Grappler may fuse operations without a kernel, such as bfloat16 convolutions
         try:
-            optimised = optimise(definition, fetches, fuses, capability)
+            optimised = _optimise(definition, fetches, fuses, kernels)
         except KerasmemError:
             raise
         except Exception as error:
@@ -47,6 +53,17 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any
         except ValueError as error:
             reason = first_line(error)
     raise NotModelled(f"TensorFlow cannot import the optimised graph: {reason}")
+
+
+def _optimise(definition: Any, fetches: list[str], fuses: bool, kernels: Kernels) -> Any:
+    """Run Grappler, in a process with the step's kernels, as it fuses more operations if oneDNN is on (remapper.cc)."""
+    if isinstance(kernels, CardKernels):
+        return optimise(definition, fetches, fuses, kernels.capability)
+    if kernels.kind == cpu_kernels().kind:
+        return optimise(definition, fetches, fuses)
+    environ = child_environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", **kernel_variables(kernels.kind))
+    limits = Limits(GRAPPLER_SECONDS, default_memory_limit())
+    return run_child(optimise, definition, fetches, fuses, limits=limits, environ=environ)
 
 
 def _lower(definition: Any) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kerasmem.devices.kernels import CardKernels, CpuKernels, last_cache_bytes
+from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.models.sizes import element_bytes
 
@@ -125,7 +125,7 @@ def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, .
     if patches is None:
         return ()
     is_alone = (inputs[2].shape or (1,))[0] == 1
-    if is_alone or patches.is_divided(_threads(kernels)):
+    if is_alone or patches.is_divided(_host(kernels).intra_op_threads):
         return (patches.bytes,)
     return (patches.within(_WORKING_SET),)
 
@@ -136,7 +136,7 @@ def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, 
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
-    size = patches.bytes if is_alone else patches.within(last_cache_bytes())
+    size = patches.bytes if is_alone else patches.within(_host(kernels).cache_bytes)
     operands = inputs[1:] if "BackpropInput" in node.type else (inputs[0], inputs[2])
     total = sum(tensor.bytes or 0 for tensor in (*operands, *node.outputs))
     return () if size // total > _MOST_OVERHEAD else (size,)
@@ -177,9 +177,9 @@ def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int,
     return (inputs[0].shape[0] * (node.outputs[0].bytes or 0),)
 
 
-def _threads(kernels: Kernels) -> int:
-    """Return the number of threads that share an operation on the CPU."""
-    return (kernels.beside if isinstance(kernels, CardKernels) else kernels).intra_op_threads
+def _host(kernels: Kernels) -> CpuKernels:
+    """Return the kernels of the CPU, also beside a card."""
+    return kernels.beside if isinstance(kernels, CardKernels) else kernels
 
 
 FUNCTIONS: dict[str, Scratch] = {
