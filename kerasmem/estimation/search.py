@@ -118,35 +118,45 @@ def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
 
 
 def search(
-    evaluate: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
+    evaluate: Callable[[int], Bytes],
+    available_bytes: int,
+    *,
+    maximum: int | None = None,
+    tolerance: float = TOLERANCE,
+    unit: int = 1,
+    grows_from_below: bool = True,
 ) -> Evaluations:
     """Search for the largest size that surely fits, and that may fit.
 
     Args:
         evaluate: returns the bytes of a size; called at most once a size.
         available_bytes: bytes available.
-        maximum: upper limit of the search. Defaults to 2 ** 20.
+        maximum: upper limit of the search, at least the unit. Defaults to 2 ** 20.
         tolerance: distance at which the search may end, as a share of the size. Defaults to 0.01.
+        unit: number that divides every size. Defaults to 1.
+        grows_from_below: whether the lower end grows with the peak. Otherwise only the upper end is searched, as sizes
+            far above the memory would have to be evaluated for the lower one. Defaults to True.
 
     Examples:
         >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
         128
     """
-    needs: dict[int, Bytes] = {}
+    needs: dict[int, Bytes] = {}  # by size, in units
 
-    def bound_of(end: int, size: int) -> float:
+    def bound_of(end: int, units: int) -> float:
         """Return the lower (0) or upper (1) end of a size's interval."""
-        if size not in needs:
-            needs[size] = evaluate(size)
-        bound = needs[size].bounds[end]
+        if units not in needs:
+            needs[units] = evaluate(units * unit)
+        bound = needs[units].bounds[end]
         return math.inf if bound is None else bound
 
-    for end in (1, 0):
-        _narrow(partial(bound_of, end), available_bytes, needs, LARGEST if maximum is None else maximum, tolerance)
+    largest = (LARGEST if maximum is None else maximum) // unit
+    for end in (1, 0) if grows_from_below else (1,):
+        _narrow(partial(bound_of, end), available_bytes, needs, largest, tolerance)
     return Evaluations(
         tuple(
-            Evaluation(size, need.total, need.low, need.most_needed, verdict(need, available_bytes))
-            for size, need in sorted(needs.items())
+            Evaluation(units * unit, need.total, need.low, need.most_needed, verdict(need, available_bytes))
+            for units, need in sorted(needs.items())
         )
     )
 
