@@ -14,7 +14,6 @@ from functools import partial
 
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, VERDICTS, Bytes, DeviceVerdict, MemoryReport, verdict
 from kerasmem.records import Record
-from kerasmem.units import format_size
 
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size
@@ -121,6 +120,7 @@ def search(
     evaluate: Callable[[int], Bytes],
     available_bytes: int,
     *,
+    highest: int | None = None,
     maximum: int | None = None,
     tolerance: float = TOLERANCE,
     unit: int = 1,
@@ -130,7 +130,8 @@ def search(
 
     Args:
         evaluate: returns the bytes of a size; called at most once a size.
-        available_bytes: bytes available.
+        available_bytes: bytes available, or their lowest number.
+        highest: highest number of available bytes, for the lower end. Defaults to `available_bytes`.
         maximum: upper limit of the search, at least the unit. Defaults to 2 ** 20.
         tolerance: distance at which the search may end, as a share of the size. Defaults to 0.01.
         unit: number that divides every size. Defaults to 1.
@@ -151,11 +152,12 @@ def search(
         return math.inf if bound is None else bound
 
     largest = (LARGEST if maximum is None else maximum) // unit
+    limits = available_bytes if highest is None else highest, available_bytes
     for end in (1, 0) if grows_from_below else (1,):
-        _narrow(partial(bound_of, end), available_bytes, needs, largest, tolerance)
+        _narrow(partial(bound_of, end), limits[end], needs, largest, tolerance)
     return Evaluations(
         tuple(
-            Evaluation(units * unit, need.total, need.low, need.most_needed, verdict(need, available_bytes))
+            Evaluation(units * unit, need.total, need.low, need.most_needed, verdict(need, available_bytes, highest))
             for units, need in sorted(needs.items())
         )
     )
@@ -299,5 +301,5 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
         """A summary: "2GB: batch_size 6,223 fits, needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
         device, size = self.device, self.report.settings.batch_size
         outcome = "ran" if self.trials and self.fits else device.verdict
-        needs = f"{self.report.needs}, of {format_size(device.available_bytes)}"
+        needs = f"{self.report.needs}, of {device.available}"
         return f"{device.name}: batch_size {size:,} {outcome}, {needs}"

@@ -14,7 +14,7 @@ from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.estimating import EstimateSession
 from kerasmem.estimation.probing import DEFAULT_TIMEOUT, try_batch
-from kerasmem.estimation.report import DOES_NOT_FIT, FITS, DeviceVerdict, MemoryReport
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, MemoryReport, device_verdict
 from kerasmem.estimation.search import Evaluations, SearchResult, Trial, largest_that_ran, search
 from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
@@ -72,6 +72,7 @@ def max_batch_size(
     target = _reserve_margin(resolve_device(str(spec.device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: only TensorFlow's allocator can be limited")
+    available, highest = target.limits
     with EstimateSession(spec) as session:
         first, unit, why = _first_report(session, maximum)
         reports, method = {unit: first}, first.settings.method
@@ -84,8 +85,8 @@ def max_batch_size(
             return reports[size]
 
         evaluations = search(
-            lambda size: report_of(size).bytes, target.available_bytes,
-            maximum=maximum, unit=unit, grows_from_below=not first.settings.stands_in,
+            lambda size: report_of(size).bytes, available,
+            highest=highest, maximum=maximum, unit=unit, grows_from_below=not first.settings.stands_in,
         )  # fmt: skip
         largest, fits = evaluations.largest, evaluations.verdict
         notes = [*why, *_notes(evaluations, maximum, unit)]
@@ -95,8 +96,8 @@ def max_batch_size(
             fits = DOES_NOT_FIT if largest is None else FITS
             notes += _trial_notes(evaluations.largest, largest, trials)
         report = report_of(largest or unit)
-    device_verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
-    return SearchResult(largest, evaluations.fails_from, device_verdict, evaluations.rows, report, tuple(notes), trials)
+    judged = device_verdict(target, fits)
+    return SearchResult(largest, evaluations.fails_from, judged, evaluations.rows, report, tuple(notes), trials)
 
 
 def _first_report(session: EstimateSession, maximum: int | None) -> tuple[MemoryReport, int, tuple[str, ...]]:
@@ -140,8 +141,8 @@ def _reserve_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
     if not margin:
         return target
     note = f"{margin:.0%} of it stays free".replace("%", " %")
-    available = int(target.available_bytes * (1 - margin))
-    return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
+    target = target.with_available(lambda limit: int(limit * (1 - margin)))
+    return replace(target, note=f"{target.note}; {note}" if target.note else note)
 
 
 def _run_trials(

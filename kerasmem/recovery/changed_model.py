@@ -16,7 +16,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import ModelError
-from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, Heap, smallest_limit
+from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, Buffer, Heap, smallest_limit
 from kerasmem.estimation.report import SPREAD, Bytes, MemoryReport
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import is_factory_name
@@ -159,7 +159,8 @@ class WholeArrays:
         weights = [row.weight_bytes for row in report.layers if row.weight_bytes]
         kept = [heap.allocate(size) for size in (*weights, *(self.samples * size for size in self.copied))]
         constant = sum(weights) + batch * sum(self.copied + self.outputs)
-        step, inputs = max(report.bytes.total - constant, 0), []
+        step = max(report.bytes.total - constant, 0)
+        inputs: list[Buffer] = []
         for start in range(0, self.samples, batch):
             rows = min(batch, self.samples - start)
             previous, inputs = inputs, [heap.allocate(rows * size) for size in self.copied]

@@ -79,8 +79,7 @@ class StepEstimator:
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self._keep_arrays(report)
         need = self.add((), report.bytes, self.method, report.settings.stands_in)
-        device = replace(device_verdict(self.target, report.bytes), verdict=need.verdict)
-        self.current = replace(report, device=device)
+        self.current = replace(report, device=device_verdict(self.target, need.verdict))
         return self.current
 
     def _keep_arrays(self, report: MemoryReport) -> None:
@@ -89,11 +88,11 @@ class StepEstimator:
         if arrays is None:
             return
         self.joined = arrays.joined(report, descending=target.compute_capability is None)
-        fits = arrays.step_bytes < target.available_bytes
+        fits = arrays.step_bytes < target.limits[1]
         if self.joined is not None:
-            self._join_verdict = verdict(self.joined, target.available_bytes)
+            self._join_verdict = verdict(self.joined, *target.limits)
             fits = fits and self._join_verdict != DOES_NOT_FIT
-        self.target = replace(target, available_bytes=target.available_bytes - arrays.step_bytes if fits else 0)
+        self.target = target.with_available(lambda limit: max(limit - arrays.step_bytes, 0) if fits else 0)
 
     @property
     def margin(self) -> float:
@@ -132,7 +131,7 @@ class StepEstimator:
 
     def add(self, changes: Iterable[Change], need: Bytes, method: str, stands_in: bool = False) -> Need:
         """Add the result of another estimate, and return it."""
-        fits = max(verdict(need, self.target.available_bytes), self._join_verdict, key=VERDICTS.index)
+        fits = max(verdict(need, *self.target.limits), self._join_verdict, key=VERDICTS.index)
         self._known[_key(changes), method] = Need(need, fits, method, stands_in)
         return self._known[_key(changes), method]
 
