@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -94,7 +95,22 @@ class Card:
         """Default limit of TensorFlow's allocator, from logs or else by its rule."""
         if self.limit is not None:
             return self.limit.mib * MIB
+        return self.rule_bytes
+
+    @property
+    def rule_bytes(self) -> int:
+        """Limit of an idle card by TensorFlow's rule."""
         return allocator_bytes(self.memory_bytes - self.context_bytes, self.compute_capability)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Lowest and highest limit of TensorFlow's allocator.
+
+        They span the logs and TensorFlow's rule for an idle card. Without logs, both are by the rule.
+        """
+        limit, rule = self.limit, self.rule_bytes
+        readings = (rule,) if limit is None else (rule, limit.lowest * MIB, limit.highest * MIB)
+        return min(readings), max(readings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card as a dictionary for JSON: sizes in bytes, the compute capability as "8.6".
@@ -195,6 +211,8 @@ class DeviceTarget:
         compute_capability: (major, minor), or None for a size.
         source: "catalogue" for a card, "size" for a size.
         note: origin and limitations of the figures.
+        available_low: lowest limit of such cards in bytes. Defaults to `available_bytes`.
+        available_high: highest limit of such cards in bytes. Defaults to `available_bytes`.
 
     Examples:
         >>> resolve_device("16GiB").available_bytes
@@ -207,6 +225,19 @@ class DeviceTarget:
     compute_capability: tuple[int, int] | None
     source: Literal["catalogue", "size"]
     note: str
+    available_low: int | None = None
+    available_high: int | None = None
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Lowest and highest limit, between which a verdict is too close to call."""
+        low, high = self.available_low, self.available_high
+        return (self.available_bytes if low is None else low, self.available_bytes if high is None else high)
+
+    def with_available(self, change: Callable[[int], int]) -> DeviceTarget:
+        """Return the device with each limit changed by a function."""
+        low, high = map(change, self.limits)
+        return replace(self, available_bytes=change(self.available_bytes), available_low=low, available_high=high)
 
 
 def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[int, int]) -> int:
@@ -293,9 +324,14 @@ def _target(card: Card) -> DeviceTarget:
     else:
         logs = "one log" if card.limit.logs == 1 else f"the median of {card.limit.logs} logs"
         lowest, highest = (format_size(size * MIB) for size in (card.limit.lowest, card.limit.highest))
-        available = f"{logs} of {card.limit.source}, from {lowest} to {highest}"
+        available = (
+            f"{logs} of {card.limit.source}, from {lowest} to {highest}; by TensorFlow's rule an idle card has "
+            f"{format_size(card.rule_bytes)}"
+        )
     note = f"{total}; available: {available}. {card.note}"
-    return DeviceTarget(card.name, card.memory_bytes, card.available_bytes, card.compute_capability, "catalogue", note)
+    name, memory, capability = card.name, card.memory_bytes, card.compute_capability
+    limits = () if card.limit is None else card.limits
+    return DeviceTarget(name, memory, card.available_bytes, capability, "catalogue", note, *limits)
 
 
 def _normal(name: str) -> str:

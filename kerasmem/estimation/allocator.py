@@ -25,7 +25,7 @@ FIRST_REGION = 2 << 20
 LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
 RESOLUTION = 1 << 20  # bytes, of the smallest limit
 
-_SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
+_SHIFT = 60  # a free chunk is one integer, size << 60 | address: sorted, they are in the allocator's order
 _ADDRESS = (1 << _SHIFT) - 1
 
 Request = tuple[int, int]  # (key, bytes) allocates, (key, FREE) frees the chunk of that key
@@ -71,7 +71,7 @@ class BFCAllocator:
         self.free_chunks: dict[int, int] = {}
         self.regions: dict[int, int] = {}
         self._next_bytes = FIRST_REGION if limit is None else max(min(_round_up(limit), FIRST_REGION), GRAIN)
-        self._free: list[int] = []  # the free chunks, size << 48 | address, sorted
+        self._free: list[int] = []  # the free chunks, size << 60 | address, sorted
         self._ends: dict[int, int] = {}  # of free chunks: end → address
         self._low = self._high = 1 << (_SHIFT - 2)
 
@@ -91,8 +91,8 @@ class BFCAllocator:
         if index == len(free):
             if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
                 raise OutOfMemory(
-                    f"{size:,} B do not fit: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
-                    f"chunk has {max(self.free_chunks.values(), default=0):,} B; use a smaller batch or a larger limit"
+                    f"{size:,} B do not fit the simulated allocator, with {self.in_use:,} B of {self.reserved:,} B in "
+                    f"use and a largest free chunk of {max(self.free_chunks.values(), default=0):,} B"
                 )
             index = bisect_left(free, rounded << _SHIFT)
         key = free.pop(index)

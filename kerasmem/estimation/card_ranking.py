@@ -118,7 +118,7 @@ def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
             if kind not in planned:
                 planned[kind] = session.estimate(method=method, device=kinds[kind])
             need, available = planned[kind].bytes, card.available_bytes
-            fits = verdict(need, available)
+            fits = verdict(need, *card.limits)
             ranked.append(RankedCard(card.key, card.name, available, need.total, need.most_needed, fits))
     ranked.sort(key=lambda card: (VERDICTS.index(card.verdict), card.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked))

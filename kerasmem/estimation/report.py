@@ -97,6 +97,8 @@ class DeviceVerdict:
         available_bytes: bytes available to the allocator.
         verdict: "fits", "does not fit" or "too close to call".
         note: source of the figures.
+        available_low: lowest limit of such cards in bytes, or None if equal to `available_bytes`.
+        available_high: highest limit of such cards in bytes, or None if equal to `available_bytes`.
     """
 
     name: str
@@ -104,11 +106,21 @@ class DeviceVerdict:
     available_bytes: int
     verdict: str
     note: str = ""
+    available_low: int | None = None
+    available_high: int | None = None
 
     @property
     def fits(self) -> bool:
         """Whether the step surely fits."""
         return self.verdict == FITS
+
+    @property
+    def available(self) -> str:
+        """The available bytes as text, as a range if the verdict is too close to call: "5.32 GiB to 6.01 GiB"."""
+        low, high = self.available_low, self.available_high
+        if self.verdict != TOO_CLOSE or low is None or high is None or low == high:
+            return format_size(self.available_bytes)
+        return f"{format_size(low)} to {format_size(high)}"
 
 
 def verdict_on(verdict: str, device: str) -> str:
@@ -282,8 +294,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
         if self.device is None:
             return f"{self.model.name} {needs}{self.if_free}{but}"
         fits = verdict_on(self.device.verdict, self.device.name)
-        available = format_size(self.device.available_bytes)
-        return f"{self.model.name} {fits}: {needs}, of {available}{self.if_free}{but}"
+        return f"{self.model.name} {fits}: {needs}, of {self.device.available}{self.if_free}{but}"
 
 
 def substitute(settings: Settings | ProfileSettings) -> str:
@@ -307,16 +318,21 @@ def check_sizes(report: Any) -> None:
                 raise InputError(f"{name}.{field_name} must be from 0 to 2**60")
 
 
-def verdict(need: Bytes, available_bytes: int) -> str:
-    """Return "fits", "does not fit", or "too close to call" if the interval straddles the available bytes.
+def verdict(need: Bytes, limit: int, highest: int | None = None) -> str:
+    """Return "fits", "does not fit", or "too close to call" if the interval and the limits overlap.
 
     Without an upper end the verdict is never "fits". Without an interval the total decides.
+
+    Args:
+        need: bytes of a step.
+        limit: bytes available, or their lowest number.
+        highest: their highest number. Defaults to `limit`.
 
     Examples:
         >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
         'too close to call'
     """
-    return interval_verdict(*need.bounds, available_bytes)
+    return interval_verdict(*need.bounds, limit, highest)
 
 
 def at_most(need: Bytes) -> int:
@@ -324,20 +340,22 @@ def at_most(need: Bytes) -> int:
     return need.total if need.most_needed is None else need.most_needed
 
 
-def interval_verdict(low: int, high: int | None, limit: int) -> str:
-    """Return the verdict on an interval."""
-    if low > limit:
+def interval_verdict(low: int, high: int | None, limit: int, highest: int | None = None) -> str:
+    """Return the verdict on an interval under a limit, or under one from `limit` to `highest`."""
+    if low > (limit if highest is None else highest):
         return DOES_NOT_FIT
     return FITS if high is not None and high <= limit else TOO_CLOSE
 
 
 def fitting_cards(need: Bytes) -> list[str]:
     """Return the names of the cards that a step fits, the smallest first."""
-    fitting = (card for card in all_cards() if verdict(need, card.available_bytes) == FITS)
+    fitting = (card for card in all_cards() if verdict(need, *card.limits) == FITS)
     return [card.name for card in sorted(fitting, key=lambda card: card.memory_bytes)]
 
 
-def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes) -> DeviceVerdict:
-    """Judge whether a step fits a device."""
-    words = verdict(need, device.available_bytes)
-    return DeviceVerdict(device.name, device.memory_bytes, device.available_bytes, words, device.note)
+def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes | str) -> DeviceVerdict:
+    """Judge whether a step fits a device, or return the device with a known verdict."""
+    low, high, available = device.available_low, device.available_high, device.available_bytes
+    limits = available if low is None else low, available if high is None else high
+    words = need if isinstance(need, str) else verdict(need, *limits)
+    return DeviceVerdict(device.name, device.memory_bytes, available, words, device.note, low, high)

@@ -14,7 +14,6 @@ from functools import partial
 
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, VERDICTS, Bytes, DeviceVerdict, MemoryReport, verdict
 from kerasmem.records import Record
-from kerasmem.units import format_size
 
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size
@@ -118,35 +117,48 @@ def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
 
 
 def search(
-    evaluate: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
+    evaluate: Callable[[int], Bytes],
+    available_bytes: int,
+    *,
+    highest: int | None = None,
+    maximum: int | None = None,
+    tolerance: float = TOLERANCE,
+    unit: int = 1,
+    grows_from_below: bool = True,
 ) -> Evaluations:
     """Search for the largest size that surely fits, and that may fit.
 
     Args:
         evaluate: returns the bytes of a size; called at most once a size.
-        available_bytes: bytes available.
-        maximum: upper limit of the search. Defaults to 2 ** 20.
+        available_bytes: bytes available, or their lowest number.
+        highest: highest number of available bytes, for the lower end. Defaults to `available_bytes`.
+        maximum: upper limit of the search, at least the unit. Defaults to 2 ** 20.
         tolerance: distance at which the search may end, as a share of the size. Defaults to 0.01.
+        unit: number that divides every size. Defaults to 1.
+        grows_from_below: whether the lower end grows with the peak. Otherwise only the upper end is searched, as sizes
+            far above the memory would have to be evaluated for the lower one. Defaults to True.
 
     Examples:
         >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
         128
     """
-    needs: dict[int, Bytes] = {}
+    needs: dict[int, Bytes] = {}  # by size, in units
 
-    def bound_of(end: int, size: int) -> float:
+    def bound_of(end: int, units: int) -> float:
         """Return the lower (0) or upper (1) end of a size's interval."""
-        if size not in needs:
-            needs[size] = evaluate(size)
-        bound = needs[size].bounds[end]
+        if units not in needs:
+            needs[units] = evaluate(units * unit)
+        bound = needs[units].bounds[end]
         return math.inf if bound is None else bound
 
-    for end in (1, 0):
-        _narrow(partial(bound_of, end), available_bytes, needs, LARGEST if maximum is None else maximum, tolerance)
+    largest = (LARGEST if maximum is None else maximum) // unit
+    limits = available_bytes if highest is None else highest, available_bytes
+    for end in (1, 0) if grows_from_below else (1,):
+        _narrow(partial(bound_of, end), limits[end], needs, largest, tolerance)
     return Evaluations(
         tuple(
-            Evaluation(size, need.total, need.low, need.most_needed, verdict(need, available_bytes))
-            for size, need in sorted(needs.items())
+            Evaluation(units * unit, need.total, need.low, need.most_needed, verdict(need, available_bytes, highest))
+            for units, need in sorted(needs.items())
         )
     )
 
@@ -289,5 +301,5 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
         """A summary: "2GB: batch_size 6,223 fits, needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
         device, size = self.device, self.report.settings.batch_size
         outcome = "ran" if self.trials and self.fits else device.verdict
-        needs = f"{self.report.needs}, of {format_size(device.available_bytes)}"
+        needs = f"{self.report.needs}, of {device.available}"
         return f"{device.name}: batch_size {size:,} {outcome}, {needs}"

@@ -11,16 +11,17 @@ from typing_extensions import Unpack
 from kerasmem import checks
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.machine import list_devices
-from kerasmem.errors import UsageError
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.estimating import EstimateSession
 from kerasmem.estimation.probing import DEFAULT_TIMEOUT, try_batch
-from kerasmem.estimation.report import DOES_NOT_FIT, FITS, DeviceVerdict, MemoryReport
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, MemoryReport, device_verdict
 from kerasmem.estimation.search import Evaluations, SearchResult, Trial, largest_that_ran, search
 from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.processes.children import child_environment
 
 _STEPS = 3  # of training, at each confirmed size
+_DIVISIBLE = 32, 60  # by 2, 4, 8, 16 and 32, and by 3, 5, 6, 10, 12, 15, 20 and 30
 
 
 @shows_settings("batch_size")
@@ -71,9 +72,10 @@ def max_batch_size(
     target = _reserve_margin(resolve_device(str(spec.device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: only TensorFlow's allocator can be limited")
+    available, highest = target.limits
     with EstimateSession(spec) as session:
-        reports = {1: session.estimate(batch_size=1)}
-        method = reports[1].settings.method
+        first, unit, why = _first_report(session, maximum)
+        reports, method = {unit: first}, first.settings.method
 
         def report_of(size: int) -> MemoryReport:
             if size not in reports:
@@ -82,16 +84,55 @@ def max_batch_size(
                 raise UsageError(f"the model's input fixes the batch at {batch}; build it with batch_size=None")
             return reports[size]
 
-        evaluations = search(lambda size: report_of(size).bytes, target.available_bytes, maximum=maximum)
-        largest, fits, notes = evaluations.largest, evaluations.verdict, list(_notes(evaluations, maximum))
+        evaluations = search(
+            lambda size: report_of(size).bytes, available,
+            highest=highest, maximum=maximum, unit=unit, grows_from_below=not first.settings.stands_in,
+        )  # fmt: skip
+        largest, fits = evaluations.largest, evaluations.verdict
+        notes = [*why, *_notes(evaluations, maximum, unit)]
         trials: tuple[Trial, ...] = ()
         if confirm:
-            largest, trials = _run_trials(spec, target, evaluations, maximum, timeout)
+            largest, trials = _run_trials(spec, target, evaluations, maximum, timeout, unit)
             fits = DOES_NOT_FIT if largest is None else FITS
             notes += _trial_notes(evaluations.largest, largest, trials)
-        report = report_of(largest or 1)
-    device_verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
-    return SearchResult(largest, evaluations.fails_from, device_verdict, evaluations.rows, report, tuple(notes), trials)
+        report = report_of(largest or unit)
+    judged = device_verdict(target, fits)
+    return SearchResult(largest, evaluations.fails_from, judged, evaluations.rows, report, tuple(notes), trials)
+
+
+def _first_report(session: EstimateSession, maximum: int | None) -> tuple[MemoryReport, int, tuple[str, ...]]:
+    """Return the estimate of the smallest batch, its size, and notes.
+
+    A model may split its batch into equal parts. Then one sample cannot be estimated, or only by the formula, and the
+    smallest batch divides every other.
+
+    Raises:
+        KerasmemError: If no batch can be estimated.
+    """
+    reports: dict[int, MemoryReport | KerasmemError] = {}
+
+    def is_estimated(size: int) -> bool:
+        try:
+            reports[size] = session.estimate(batch_size=size)
+        except UsageError:
+            raise
+        except KerasmemError as error:
+            reports[size] = error
+        report = reports[size]
+        return isinstance(report, MemoryReport) and report.fallback is None
+
+    divisible = 1 if is_estimated(1) else next(filter(is_estimated, _DIVISIBLE), 1)
+    divisors = (size for size in range(2, divisible) if divisible % size == 0)
+    unit = 1 if divisible == 1 else next(filter(is_estimated, divisors), divisible)
+    if maximum is not None and unit > maximum:
+        unit = 1
+    single, report = reports[1], reports[unit]
+    if isinstance(report, KerasmemError):
+        raise report
+    if unit == 1:
+        return report, 1, ()
+    reason = single.fallback if isinstance(single, MemoryReport) else single
+    return report, unit, (f"only multiples of {unit} are searched, as batch size 1 cannot be estimated: {reason}",)
 
 
 def _reserve_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
@@ -100,23 +141,26 @@ def _reserve_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
     if not margin:
         return target
     note = f"{margin:.0%} of it stays free".replace("%", " %")
-    available = int(target.available_bytes * (1 - margin))
-    return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
+    target = target.with_available(lambda limit: int(limit * (1 - margin)))
+    return replace(target, note=f"{target.note}; {note}" if target.note else note)
 
 
 def _run_trials(
-    spec: StepSpec, target: DeviceTarget, evaluations: Evaluations, maximum: int | None, timeout: float
+    spec: StepSpec, target: DeviceTarget, evaluations: Evaluations, maximum: int | None, timeout: float, unit: int
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around the estimated size, with several replicas those of one."""
     fails_from = maximum + 1 if evaluations.fails_from is None and maximum is not None else evaluations.fails_from
-    request = spec.portable(batch_size=1)
+    request = spec.portable(batch_size=unit)
 
-    def try_size(size: int) -> Trial:
-        share = -(-size // spec.replicas)
-        trial = try_batch(request, share, target.available_bytes, steps=_STEPS, last=share // 2, timeout=timeout)
-        return replace(trial, size=size)
+    def try_units(units: int) -> Trial:
+        share = -(-units * unit // spec.replicas)
+        last = share // 2 // unit * unit
+        trial = try_batch(request, share, target.available_bytes, steps=_STEPS, last=last, timeout=timeout)
+        return replace(trial, size=units * unit)
 
-    return largest_that_ran(try_size, evaluations.largest or 1, fails_from)
+    fails = None if fails_from is None else -(-fails_from // unit)
+    largest, trials = largest_that_ran(try_units, (evaluations.largest or unit) // unit, fails)
+    return None if largest is None else largest * unit, trials
 
 
 def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
@@ -128,7 +172,7 @@ def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial
         yield f"the estimate was too low: batch size {estimated:,} ran out of memory"
 
 
-def _notes(evaluations: Evaluations, maximum: int | None) -> Iterator[str]:
+def _notes(evaluations: Evaluations, maximum: int | None, unit: int) -> Iterator[str]:
     largest, above = evaluations.largest, evaluations.above
     if any(row.high is None for row in evaluations.rows):
         yield "the method knows no upper end for this model, so no size surely fits"
@@ -138,5 +182,5 @@ def _notes(evaluations: Evaluations, maximum: int | None) -> Iterator[str]:
         yield f"every batch size up to the maximum of {largest:,} fits"
     elif not above:
         yield f"the search ended at batch size {largest:,}, which still fits"
-    elif above[0].size > largest + 1:
+    elif above[0].size > largest + unit:
         yield f"to within 1 %: the next estimated batch size, {above[0].size:,}, does not surely fit"

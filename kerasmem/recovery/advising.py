@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kerasmem.checks import number, whole
@@ -13,7 +12,7 @@ from kerasmem.estimation.report import FITS, Bytes
 from kerasmem.models.backend import import_keras
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.recovery.changed_model import array_bytes, traits_of
+from kerasmem.recovery.changed_model import traits_of, whole_arrays
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import confirm_plans, find_plans
 from kerasmem.recovery.remedies import RemedySearch
@@ -73,18 +72,20 @@ def advise(
     spec = StepSpec(model, device=device, **settings)
     if spec.replicas != 1:
         raise UsageError("replicas must be 1, as advise estimates several devices as one of its remedies")
-    data_bytes = 0
-    if samples is not None:
-        step_bytes, data_bytes = array_bytes(spec, whole("samples", samples))
-        is_left = data_bytes < target.available_bytes
-        target = replace(target, available_bytes=target.available_bytes - step_bytes if is_left else 0)
+    arrays = None if samples is None else whole_arrays(spec, whole("samples", samples))
     estimator = StepEstimator(
-        spec, target, spec.samples, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
+        spec, target, spec.samples, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress, arrays
     )
     current = estimator.estimate_current()
+    data_bytes, joined = (0, None) if arrays is None else (arrays.most_bytes, estimator.joined)
     search = RemedySearch(estimator)
     plans: list[Remedy] = []
-    if not target.available_bytes:
+    if joined is not None:
+        most = format_size(joined.high)
+        search.notes.append(
+            f"predict joins the outputs of all batches at the end: needs {format_size(joined.total)}, at most {most}"
+        )
+    if not estimator.target.available_bytes:
         search.notes.append("no remedy is estimated, as the arrays need more than the device has")
         return _advice(search, plans, data_bytes)
     try:

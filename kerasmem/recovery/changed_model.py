@@ -10,12 +10,14 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import ModelError
+from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, Buffer, Heap, smallest_limit
+from kerasmem.estimation.report import SPREAD, Bytes, MemoryReport
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.compiling import compile_model
 from kerasmem.models.document import is_factory_name
@@ -29,6 +31,7 @@ from kerasmem.recovery.transforms import head_start, takes_lora, with_lora, with
 from kerasmem.training.recompute.building import recompute
 
 LORA_RANK = 8
+_MOST_BATCHES = 1000  # simulated; larger ones stand for more
 
 
 def is_loaded(spec: StepSpec) -> bool:
@@ -107,11 +110,69 @@ def traits_of(origin: StepSpec, batch_size: int) -> Traits:
         )
 
 
-def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
-    """Return the bytes of arrays on the device during each step, and at the end of the method.
+@dataclass(frozen=True)
+class WholeArrays:
+    """Bytes of arrays that Keras keeps on the device from the first step to the last.
+
+    Attributes:
+        samples: length of the arrays.
+        copied: bytes of a sample of each copied array: inputs, and targets except for `predict`.
+        outputs: bytes of a sample of each output that `predict` keeps; empty for other methods.
+    """
+
+    samples: int
+    copied: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes on the device during the last step."""
+        return self.samples * sum(self.copied + self.outputs)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the arrays at the end, when `predict` has joined its outputs."""
+        return self.step_bytes + self.samples * sum(self.outputs)
+
+    def joined(self, report: MemoryReport, *, descending: bool) -> Bytes | None:
+        """Return the need of `predict` when it joins the outputs of all batches, or None if it joins none.
+
+        `predict` keeps the outputs of all batches, and then concatenates each one. The weights, the arrays and the
+        last batch are still in memory. The simulated steps take the memory of the estimated one as one buffer.
+
+        Args:
+            report: the estimate of a step.
+            descending: as for `BFCAllocator`.
+        """
+        batch = max(report.settings.batch_size, -(-self.samples // _MOST_BATCHES))
+        if not self.outputs or self.samples <= report.settings.batch_size:
+            return None  # a single batch is returned as it is
+        heap = Heap(BFCAllocator(descending=descending))
+        weights = [row.weight_bytes for row in report.layers if row.weight_bytes]
+        kept = [heap.allocate(size) for size in (*weights, *(self.samples * size for size in self.copied))]
+        constant = sum(weights) + batch * sum(self.copied + self.outputs)
+        step = max(report.bytes.total - constant, 0)
+        inputs: list[Buffer] = []
+        for start in range(0, self.samples, batch):
+            rows = min(batch, self.samples - start)
+            previous, inputs = inputs, [heap.allocate(rows * size) for size in self.copied]
+            scratch = heap.allocate(step * rows // batch)
+            kept += [heap.allocate(rows * size) for size in self.outputs]
+            for buffer in (scratch, *previous):
+                heap.release(buffer)
+        kept += [heap.allocate(self.samples * size) for size in self.outputs]
+        total, least = heap.allocator.in_use, sum(buffer.bytes for buffer in kept)
+        # As in graph mode: the largest buffer's chunk may be nearly twice as large.
+        wasted = min(max(buffer.bytes for buffer in kept), LARGEST_WASTE)
+        limit = smallest_limit(heap.requests(), descending=descending)
+        return Bytes(total, least, max(limit, int(total * (1 + SPREAD["graph"])), total + wasted))
+
+
+def whole_arrays(spec: StepSpec, samples: int) -> WholeArrays:
+    """Return the arrays of `samples` rows that Keras keeps on the device.
 
     `fit` and `evaluate` keep a copy of inputs and targets. `predict` keeps a copy of the inputs and the outputs of all
-    batches, and joins the outputs at the end into one more copy.
+    batches.
 
     Args:
         spec: the step.
@@ -127,19 +188,17 @@ def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
         batch = next((tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None), 1)
         flat = [keras.KerasTensor((batch, *tensor.shape[1:]), tensor.dtype) for tensor in inputs]
         outputs = partial(output_spec, model, structure, flat)
-        copied = samples * _tensor_bytes(flat) // batch
-        if spec.mode == "inference":
-            try:
-                returned = samples * _tensor_bytes(outputs()) // batch
-            except Exception as error:  # the model's `call` may raise any exception
-                raise ModelError(
-                    f"samples: the outputs of {model.name!r} are unknown: {keras_reason(error)}"
-                ) from error
-            return copied + returned, copied + 2 * returned
-        copied += samples * _tensor_bytes(step_targets(model, spec.targets(), outputs, batch)) // batch
-    return copied, copied
+        if spec.mode != "inference":
+            targets = step_targets(model, spec.targets(), outputs, batch)
+            return WholeArrays(samples, _sample_bytes([flat, targets], batch))
+        try:
+            return WholeArrays(samples, _sample_bytes(flat, batch), _sample_bytes(outputs(), batch))
+        except Exception as error:  # the model's `call` may raise any exception
+            raise ModelError(f"samples: the outputs of {model.name!r} are unknown: {keras_reason(error)}") from error
 
 
-def _tensor_bytes(tensors: Any) -> int:
+def _sample_bytes(tensors: Any, batch: int) -> tuple[int, ...]:
     flat = import_keras().tree.flatten(tensors)
-    return sum(math.prod(tensor.shape) * element_bytes(tensor.dtype) for tensor in flat if tensor is not None)
+    return tuple(
+        math.prod(tensor.shape) * element_bytes(tensor.dtype) // batch for tensor in flat if tensor is not None
+    )

@@ -10,9 +10,9 @@ from typing import Any
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.estimating import estimate_spec
-from kerasmem.estimation.report import FITS, Bytes, MemoryReport, device_verdict, verdict
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, VERDICTS, Bytes, MemoryReport, device_verdict, verdict
 from kerasmem.models.spec import StepSpec
-from kerasmem.recovery.changed_model import build
+from kerasmem.recovery.changed_model import WholeArrays, build
 from kerasmem.recovery.changes import Change, order_changes
 
 # Changes without an estimate by XLA's compiler for a card, which takes the model through JAX.
@@ -44,6 +44,8 @@ class StepEstimator:
         batch_size, mode, jit_compile, method: as for `kerasmem.advise`.
         budget_seconds: time for estimates in seconds; None for no limit.
         progress: called with a few words before each estimate.
+        arrays: arrays that Keras keeps on the device, or None. After `estimate_current` the target is without them.
+        joined: need of `predict` when it joins its outputs, or None.
         reserved: seconds reserved for later estimates.
         current: estimate of the current step, set by `estimate_current`.
     """
@@ -56,11 +58,14 @@ class StepEstimator:
     method: str
     budget_seconds: float | None
     progress: Callable[[str], object] | None = None
+    arrays: WholeArrays | None = None
+    joined: Bytes | None = field(default=None, init=False)
     reserved: float = 0.0
     current: MemoryReport = field(init=False)
 
     def __post_init__(self) -> None:
         self._end = None if self.budget_seconds is None else time.monotonic() + self.budget_seconds
+        self._join_verdict = FITS
         self._durations: list[float] = []  # without the first, which loads TensorFlow
         self._known: dict[tuple[frozenset[tuple[str, str]], str], Need] = {}  # by changes and method
 
@@ -72,9 +77,22 @@ class StepEstimator:
         """
         report = self._estimate((), self.method)
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
-        self.add((), report.bytes, self.method, report.settings.stands_in)
-        self.current = replace(report, device=device_verdict(self.target, report.bytes))
+        self._keep_arrays(report)
+        need = self.add((), report.bytes, self.method, report.settings.stands_in)
+        self.current = replace(report, device=device_verdict(self.target, need.verdict))
         return self.current
+
+    def _keep_arrays(self, report: MemoryReport) -> None:
+        """Subtract the arrays from the target, or all of it if they do not fit."""
+        arrays, target = self.arrays, self.target
+        if arrays is None:
+            return
+        self.joined = arrays.joined(report, descending=target.compute_capability is None)
+        fits = arrays.step_bytes < target.limits[1]
+        if self.joined is not None:
+            self._join_verdict = verdict(self.joined, *target.limits)
+            fits = fits and self._join_verdict != DOES_NOT_FIT
+        self.target = target.with_available(lambda limit: max(limit - arrays.step_bytes, 0) if fits else 0)
 
     @property
     def margin(self) -> float:
@@ -113,7 +131,7 @@ class StepEstimator:
 
     def add(self, changes: Iterable[Change], need: Bytes, method: str, stands_in: bool = False) -> Need:
         """Add the result of another estimate, and return it."""
-        fits = verdict(need, self.target.available_bytes)
+        fits = max(verdict(need, *self.target.limits), self._join_verdict, key=VERDICTS.index)
         self._known[_key(changes), method] = Need(need, fits, method, stands_in)
         return self._known[_key(changes), method]
 

@@ -49,7 +49,7 @@ def verdict_line(device: DeviceVerdict, needs: str, how: str = "") -> Text:
     text = f"{mark} {verdict_on(device.verdict, printable(device.name, 80))}"
     line = Text(text, style=VERDICT_STYLES.get(device.verdict, "bold"))
     line.append(f" {how}" if how else "", style="bold")
-    return line.append(f": {needs}, of {format_size(device.available_bytes)}", style="not bold default")
+    return line.append(f": {needs}, of {device.available}", style="not bold default")
 
 
 def interval(need: Bytes, stands_in: bool) -> str:

@@ -92,16 +92,18 @@ def estimates(facts: list[Fact]) -> list[dict[str, int]]:
 
 def compare(fact: Fact, sizes: dict[str, int]) -> Fact:
     """Add the estimate to a reading, and whether the two agree."""
+    from kerasmem.devices.catalogue import find_card
     from kerasmem.estimation.report import DOES_NOT_FIT, FITS, TOO_CLOSE, interval_verdict
 
-    limit = int(fact["limit_mib"] or 0) * MIB or sizes["available"]
+    limit, own = sizes["available"], int(fact["limit_mib"] or 0) * MIB
+    limits = (own, own) if own else find_card(fact["card"]).limits
     if fact["fact"] == "peak_bytes":
         agreement = "yes" if sizes["low"] <= int(fact["value"]) <= sizes["high"] else "no"
     else:
         agreement = {{"fits": FITS, "oom": DOES_NOT_FIT}[fact["fact"]]: "yes", TOO_CLOSE: "too close"}.get(
-            interval_verdict(sizes["low"], sizes["most_needed"], limit), "no"
+            interval_verdict(sizes["low"], sizes["most_needed"], *limits), "no"
         )
-    return {**fact, "sizes": sizes, "limit": limit, "agreement": agreement}
+    return {**fact, "sizes": sizes, "limit": own or limit, "agreement": agreement}
 
 
 def values(fact: Fact, names: Iterable[str]) -> tuple[str, ...]:

@@ -155,13 +155,22 @@ def test_negative_memory_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("key", "mib", "logs"), [("h200", 138533, 1), ("rtx3070", 5459, 2), ("titanv", 10550, 1), ("t4", 13764, 5)]
+    ("key", "mib", "logs"), [("h200", 138533, 1), ("rtx3070", 5472, 5), ("titanv", 10550, 1), ("t4", 13764, 5)]
 )
 def test_logs_give_a_card_its_limit(key, mib, logs):
     card, device = find_card(key), resolve_device(key)
     assert device.available_bytes == mib * MIB < card.memory_bytes
     assert card.limit.logs == logs and card.limit.lowest <= mib <= card.limit.highest
     assert card.limit.source.startswith("TensorFlow 2.") and card.limit.source in device.note
+
+
+def test_a_card_with_different_readings_has_an_interval_of_limits():
+    low, high = resolve_device("rtx3070").limits
+    assert low == 5450 * MIB and high == find_card("rtx3070").rule_bytes > 6017 * MIB
+    for card in CARDS:
+        low, high = card.limits
+        assert low <= card.available_bytes <= high and (card.limit is not None or low == high)
+    assert resolve_device("8GB").limits == (8 * 10**9, 8 * 10**9)
 
 
 def test_the_rule_agrees_with_the_logs_of_servers():

@@ -154,3 +154,11 @@ def test_the_smallest_limit_suffices_and_a_little_less_does_not(requests, descen
     if limit > RESOLUTION:
         with pytest.raises(OutOfMemory):
             replay(BFCAllocator(limit - RESOLUTION, descending=descending), steps)
+
+
+def test_an_unlimited_allocator_serves_absurd_requests():
+    for descending in (False, True):
+        pool = BFCAllocator(descending=descending)
+        pool.free(pool.allocate(80 << 40))
+        pool.allocate(90 << 40)
+        assert pool.in_use == 90 << 40

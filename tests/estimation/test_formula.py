@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kerasmem.devices.catalogue import resolve_device
 from kerasmem.estimation.formula import formula, formula_bytes, share_out
-from kerasmem.estimation.report import Bytes, LayerMemory, verdict
+from kerasmem.estimation.report import Bytes, LayerMemory, device_verdict, verdict
 
 
 def row(name, elements, parameters=0, *, kind="layer", itemsize=4):
@@ -79,3 +80,15 @@ def test_verdict_at_each_border(low, high, available, expected):
 def test_verdict_ignores_optional_workspace():
     need = Bytes(10, 8, 92, optional_workspace=80)
     assert (need.most_needed, verdict(need, 12), verdict(need, 11)) == (12, "fits", "too close to call")
+
+
+@pytest.mark.parametrize(
+    ("needed", "expected"),
+    [(5.70, "fits"), (5.73, "too close to call"), (6.40, "too close to call"), (6.50, "does not fit")],
+)
+def test_a_need_between_the_readings_of_a_card_is_too_close_to_call(needed, expected):
+    exact = int(needed * 10**9)
+    device = device_verdict(resolve_device("rtx3070"), Bytes(exact, exact, exact))
+    assert device.verdict == expected
+    assert (" to " in device.available) == (expected == "too close to call")
+    assert device_verdict(device, Bytes(exact, exact, exact)) == device, "a saved verdict keeps its limits"

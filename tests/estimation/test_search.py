@@ -120,6 +120,26 @@ def test_search_ends_on_noise_with_a_consistent_result(draw, maximum):
         assert result.fails_from > (result.largest or 0)
 
 
+def test_search_ends_at_the_memory_if_only_the_upper_end_grows():
+    asked = []
+
+    def evaluate(size):
+        asked.append(size)
+        return need(1000 * size, 5, 1100 * size)
+
+    result = search(evaluate, 10**6, grows_from_below=False)
+    assert result.largest == 909 and result.fails_from is None
+    assert max(asked) <= 1000, "no size far above the memory is evaluated"
+
+
+def test_every_size_is_a_multiple_of_the_unit():
+    model = Model(lambda size: 100 * size)
+    result = search(model, 10_000, unit=12, maximum=1000, tolerance=0)
+    assert (result.largest, result.fails_from) == (96, 108)
+    assert all(size % 12 == 0 for size in model.asked)
+    assert search(Model(lambda size: size), 10_000, unit=12, maximum=100).largest == 96
+
+
 def ran_up_to(most, log):
     def try_size(size):
         log.append(size)

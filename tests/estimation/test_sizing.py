@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
 import pytest
+import tensorflow as tf
 
 import kerasmem
-from kerasmem.errors import UsageError
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation import sizing
 from kerasmem.estimation.estimating import EstimateSession
 from kerasmem.estimation.search import SearchResult
@@ -137,6 +139,50 @@ def test_note_on_trials_without_a_gpu(monkeypatch, cards, is_said):
     assert any("ran on the CPU" in item for item in notes) == is_said
 
 
+def test_a_stand_in_search_ends_at_the_memory_of_the_card():
+    def wide():
+        return keras.Sequential([keras.Input((32,)), layers.Dense(2**19, activation="gelu"), layers.Dense(2)])
+
+    result = kerasmem.max_batch_size(wide, device="t4", method="xla")
+    assert result.report.settings.stands_in and result.device.verdict == "fits"
+    assert all(row.total <= result.device.available_bytes for row in result.evaluations)
+
+
+def split_batch(parts):
+    def build():
+        inputs = keras.Input((16,))
+        split = layers.Lambda(lambda batch: tf.concat([2 * part for part in tf.split(batch, parts)], 0))
+        model = keras.Model(inputs, layers.Dense(2)(split(layers.Dense(64)(inputs))))
+        model.compile("sgd", "mse")
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize("parts", [3, 4])
+def test_a_model_that_splits_its_batch_is_searched_in_multiples(parts):
+    result = kerasmem.max_batch_size(split_batch(parts), device="2MB", method="formula", maximum=600)
+    assert result.largest > parts and all(row.size % parts == 0 for row in result.evaluations)
+    assert any(f"multiples of {parts}" in note for note in result.notes)
+    with pytest.raises(KerasmemError, match="divisible"):
+        kerasmem.max_batch_size(split_batch(parts), device="2MB", method="formula", maximum=2)
+    with pytest.raises(KerasmemError, match="divisible"):
+        kerasmem.max_batch_size(split_batch(49), device="2MB", method="formula")
+
+
+def test_the_formula_for_one_sample_does_not_choose_the_method(monkeypatch):
+    real = EstimateSession.estimate
+
+    def of_multiples(session, batch_size, method="graph"):
+        if batch_size % 4:
+            return replace(real(session, batch_size=batch_size, method="formula"), fallback="graph has no answer")
+        return real(session, batch_size=batch_size, method=method)
+
+    monkeypatch.setattr(EstimateSession, "estimate", of_multiples)
+    result = kerasmem.max_batch_size(deep, device="64MB", maximum=10)
+    assert (result.largest, result.report.settings.method) == (8, "graph")
+
+
 # Real steps
 
 
@@ -171,3 +217,8 @@ def test_nothing_of_this_process_is_touched(model):
     kerasmem.max_batch_size(model, device="64MB", maximum=2, method="formula", confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
     assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
+
+
+def test_trials_of_a_model_that_splits_its_batch():
+    result = kerasmem.max_batch_size(split_batch(4), device="64MB", maximum=12, method="formula", confirm=True)
+    assert [(trial.size, trial.fits) for trial in result.trials] == [(12, True)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from kerasmem.estimation.search import Trial
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.recovery.changed_model import array_bytes
+from kerasmem.recovery.changed_model import whole_arrays
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.rendering.formatting import plain_text
 from kerasmem.rendering.remedy_texts import advice_table
@@ -54,9 +57,48 @@ def test_steps_have_the_rest_of_the_device():
 
 
 def test_predict_keeps_all_outputs_and_joins_them():
-    spec = StepSpec(f"{MODELS}:residual", mode="inference")
-    kept, at_end = array_bytes(spec, 100)
-    assert (kept, at_end) == (100 * (16 + 2) * 4, 100 * (16 + 2 * 2) * 4)
+    spec = StepSpec(f"{MODELS}:residual", mode="inference", method="formula")
+    arrays = whole_arrays(spec, 100)
+    assert (arrays.step_bytes, arrays.most_bytes) == (100 * (16 + 2) * 4, 100 * (16 + 2 * 2) * 4)
+    report = kerasmem.estimate(spec.model, mode="inference", method="formula", batch_size=32)
+    joined = arrays.joined(report, descending=True)
+    assert joined.low == arrays.most_bytes + report.bytes.weights < joined.total < joined.high
+    assert whole_arrays(spec, 32).joined(report, descending=True) is None, "a single batch is returned as it is"
+
+
+PREDICT = """
+import sys
+import keras, numpy as np, tensorflow as tf
+from keras import layers
+
+def wide(size=40):
+    inputs = keras.Input((size, size, 3))
+    hidden = layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
+    return keras.Model(inputs, layers.Conv2D(9, 3, padding="same")(hidden))
+
+if __name__ == "__main__":
+    images = np.ones((200, 40, 40, 3), "float32")
+    wide().predict(images, verbose=0)
+    print(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+"""
+
+
+def test_real_predict_takes_what_its_last_join_is_said_to_need(tmp_path):
+    script = tmp_path / "wide_output.py"
+    script.write_text(PREDICT)
+    environ = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, check=True)
+    peak = int(ended.stdout)
+
+    def advise(size):
+        return kerasmem.advise(
+            f"{script}:wide", device=str(size), mode="inference", samples=200, budget_seconds=0, method="graph"
+        )
+
+    assert advise(peak).device.verdict == "too close to call", "a pool as large as the peak has no room for its pieces"
+    assert advise(int(0.8 * peak)).device.verdict == "does not fit"
+    assert advise(2 * peak).device.verdict == "fits"
+    assert any("joins the outputs" in note for note in advise(2 * peak).notes)
 
 
 def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
