@@ -263,6 +263,27 @@ def test_a_loop_that_a_kernel_runs_as_a_whole():
     assert not {node.type for node in program.nodes} & {"While", "StatelessWhile"}
 
 
+def test_a_size_that_follows_from_a_scan_over_constants():
+    """A loss that makes sparse labels from their lengths, as Keras's `ctc_batch_cost` does."""
+    import tensorflow as tf
+
+    def within(_, length):
+        return tf.range(6) < length
+
+    class Scores(layers.Layer):
+        def call(self, x):
+            places = tf.where(tf.scan(within, tf.fill((4,), 6), initializer=tf.fill((6,), False), parallel_iterations=1))
+            labels = tf.SparseTensor(places, tf.ones(tf.shape(places)[:1], tf.int32), (4, 6))
+            time_first = tf.transpose(x, (1, 0, 2))
+            return tf.compat.v1.nn.ctc_loss(labels, time_first, tf.fill((4,), 12))
+
+    inputs = keras.Input((12, 5))
+    model = keras.Model(inputs, Scores()(inputs))
+    program, _ = program_of(model, 4, "inference")
+    assert [node.outputs[0].shape for node in program.nodes if node.type == "Where"] in ([], [(24, 2)])
+    assert [node.outputs[1].shape for node in program.nodes if node.type == "CTCLoss"] == [(12, 4, 5)]
+
+
 def test_a_size_between_two_ends_that_are_the_same():
     kinds = keras.Input((3,), dtype="int32")
     model = keras.Model(kinds, layers.CategoryEncoding(7, output_mode="multi_hot")(kinds))
