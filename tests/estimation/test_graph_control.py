@@ -180,8 +180,67 @@ def test_larger_branch_runs_if_the_condition_is_unknown(value, sizes, of_yes, ta
     sketch.add("merge", "Merge", ["no", "yes"], outputs=2)
     straight, notes = unroll(sketch.program(sketch.add("y", "Relu", ["merge"])))
     assert {node.name for node in straight.nodes} & {"yes", "no"} == {taken}
+    others = [{node.name for node in other.nodes} & {"yes", "no"} for other in straight.alternatives]
+    assert others == [{"yes", "no"} - {taken}] * (value is None)
+    assert straight.is_usual and all(other.is_usual for other in straight.alternatives)
     assert chain(straight, straight.results[0]) == ["y", taken, "x"]
     assert [("maybe" in note, "the larger one" in note) for note in notes] == [(True, True)] * (value is None)
+
+
+def branch(sketch, name, condition, source):
+    """A branch with an operation of its own for each value of a condition."""
+    sketch.add(f"{name}/switch", "Switch", [source, condition], outputs=2)
+    sketch.add(f"{name}/no", "Exp", [(f"{name}/switch", 0)])
+    sketch.add(f"{name}/yes", "Log", [(f"{name}/switch", 1)])
+    return sketch.add(f"{name}/merge", "Merge", [f"{name}/no", f"{name}/yes"], outputs=2)
+
+
+def branches(program):
+    return {node.name for node in program.nodes if node.type in ("Exp", "Log")}
+
+
+@pytest.mark.parametrize("kind", ["each", "other", "finite", "not", "second"])
+def test_branch_of_most_steps_is_counted_if_it_is_known(kind):
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    sketch.add("step", "Placeholder")
+    sketch.constant("zero", 0)
+    sketch.constant("n", 2 if kind == "second" else 100)
+    if kind in ("each", "second", "not"):
+        sketch.add("rest", "FloorMod", ["step", "n"])
+        sketch.add("at", "Equal", ["rest", "zero"])
+        sketch.add("maybe", "LogicalNot" if kind == "not" else "Identity", ["at"])
+    elif kind == "finite":
+        sketch.add("a", "IsFinite", ["x"])
+        sketch.add("b", "IsFinite", ["step"])
+        sketch.add("both", "Pack", ["a", "b"])
+        sketch.constant("axis", 0)
+        sketch.add("maybe", "All", ["both", "axis"])
+    else:
+        sketch.add("maybe", "Equal", ["step", "zero"])
+    program, notes = unroll(sketch.program(branch(sketch, "if", "maybe", "x")))
+    (other,) = program.alternatives
+    assert branches(other) == {"if/yes", "if/no"} - branches(program)
+    is_known = kind not in ("other", "second")
+    assert (program.is_usual, other.is_usual) == (True, not is_known)
+    assert ("of most steps" in notes[0]) == is_known
+    if is_known:
+        assert branches(program) == ({"if/no"} if kind == "each" else {"if/yes"})
+
+
+def test_alternatives_are_all_combinations_up_to_a_limit(monkeypatch):
+    sketch = Sketch()
+    end = sketch.add("x", "Placeholder")
+    for number in range(3):
+        end = branch(sketch, f"if{number}", sketch.add(f"maybe{number}", "Placeholder"), end)
+    program, notes = unroll(sketch.program(end))
+    combinations = {frozenset(branches(each)) for each in (program, *program.alternatives)}
+    assert len(combinations) == 1 + len(program.alternatives) == 8
+    assert len(notes) == 3
+    monkeypatch.setattr("kerasmem.estimation.graph.control.MOST_ALTERNATIVES", 3)
+    program, notes = unroll(sketch.program(end))
+    assert len(program.alternatives) == 3
+    assert "only 4 combinations" in notes[-1]
 
 
 def program_of(model, batch_size, mode="train"):
@@ -262,6 +321,29 @@ def test_a_loop_that_a_kernel_runs_as_a_whole():
     inputs = keras.Input((6, 5))
     program, _ = program_of(keras.Model(inputs, Scores()(inputs)), 4, "inference")
     assert not {node.type for node in program.nodes} & {"While", "StatelessWhile"}
+
+
+def test_a_size_that_follows_from_a_scan_over_constants():
+    """A loss that makes sparse labels from their lengths, as Keras's `ctc_batch_cost` does."""
+    import tensorflow as tf
+
+    def within(_, length):
+        return tf.range(6) < length
+
+    class Scores(layers.Layer):
+        def call(self, x):
+            places = tf.where(
+                tf.scan(within, tf.fill((4,), 6), initializer=tf.fill((6,), False), parallel_iterations=1)
+            )
+            labels = tf.SparseTensor(places, tf.ones(tf.shape(places)[:1], tf.int32), (4, 6))
+            time_first = tf.transpose(x, (1, 0, 2))
+            return tf.compat.v1.nn.ctc_loss(labels, time_first, tf.fill((4,), 12))
+
+    inputs = keras.Input((12, 5))
+    model = keras.Model(inputs, Scores()(inputs))
+    program, _ = program_of(model, 4, "inference")
+    assert [node.outputs[0].shape for node in program.nodes if node.type == "Where"] in ([], [(24, 2)])
+    assert [node.outputs[1].shape for node in program.nodes if node.type == "CTCLoss"] == [(12, 4, 5)]
 
 
 def test_a_size_between_two_ends_that_are_the_same():

@@ -75,6 +75,16 @@ def test_either_kind_of_kernels(program, build, batch_size, onednn_flag):
     assert measured["kernels"] == ("onednn" if onednn_flag == "1" else "eigen")
 
 
+@pytest.mark.parametrize("name", ["accumulated", "averaged"])
+def test_interval_covers_steps_with_either_branch(program, x86_kernels, name):
+    measured = measuring.measure(program, name, 64, "estimate")
+    need = measured["estimate"]["bytes"]
+    assert need["low"] <= min(measured["peaks"])
+    assert max(measured["peaks"]) <= need["high"]
+    if name == "averaged":
+        assert need["total"] == pytest.approx(measured["peak"], rel=0.12)
+
+
 @pytest.mark.usefixtures("x86_kernels")
 def test_total_of_one_thread_equals_the_measured_peak(program):
     alone = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "1"}

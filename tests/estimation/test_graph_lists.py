@@ -140,3 +140,29 @@ def test_an_item_lives_until_another_takes_its_place():
     )
     assert resolved["l2"][0][-1] == ("a", 0)
     assert resolved["stacked"][0] == [("l2", 0), ("shape", 0), ("b", 0)]
+
+
+@pytest.mark.parametrize(("reader", "shape"), [("row", (7, 4)), ("rows", (2, 2))])
+def test_a_shape_follows_from_the_values_of_rows(reader, shape):
+    """TensorFlow's own operation has no rows to evaluate, only the list."""
+
+    def infer(node, inputs, values):
+        if node.type != "Op":
+            return None
+        return [tuple(values[0]) if reader == "row" else values[0].shape]
+
+    def evaluate(node, output, inputs, values):
+        raise AssertionError(f"{node.name} cannot be evaluated apart from its list")
+
+    scalar, unknown_row = Tensor((), "int32", 4), Tensor(None, "int32", None)
+    nodes = (
+        Node("whole", "Const", (), (), (Tensor((2, 2), "int32", 16),), {"value": np.array([[5, 3], [7, 4]])}),
+        Node("index", "Const", (), (), (scalar,), {"value": np.array(2)}),
+        Node("list", "TensorListFromTensor", ((0, 0), (1, 0)), (), (LIST,), {}),
+        Node("first", "TensorListGetItem", ((2, 0), (1, 0), (1, 0)), (), (unknown_row,), {}),
+        Node("row", "TensorListGetItem", ((2, 0), (1, 0), (1, 0)), (), (unknown_row,), {}),
+        Node("rows", "TensorListStack", ((2, 0), (1, 0)), (), (Tensor((2, 2), "int32", 16),), {}),
+        Node("y", "Op", ((4 if reader == "row" else 5, 0),), (), (OPEN,), {}),
+    )
+    resolved = resolve_lists(Program(nodes, (), (), ()), infer, evaluate).nodes
+    assert resolved[-1].outputs[0].shape == shape

@@ -113,7 +113,29 @@ def thumbnails():
     return model
 
 
-MODELS = {each.__name__: each for each in (convnet, transformer, recurrent, nested, frames, maps, thumbnails)}
+def wide(**settings):
+    rows = [layers.Dense(1024, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((512,)), *rows, layers.Dense(10)])
+    model.compile(keras.optimizers.Adam(**settings), "mse")
+    return model
+
+
+def accumulated():
+    """A model whose optimizer updates the weights in one of 16 steps."""
+    return wide(gradient_accumulation_steps=16)
+
+
+def averaged():
+    """A model whose optimizer overwrites the weights by their averages in one of 5 steps."""
+    return wide(use_ema=True, ema_overwrite_frequency=5)
+
+
+MODELS = {
+    each.__name__: each
+    for each in (
+        convnet, transformer, recurrent, nested, frames, maps, thumbnails, accumulated, averaged,
+    )
+}  # fmt: skip
 
 
 def batch_of(model, size):

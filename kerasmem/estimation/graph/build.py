@@ -14,7 +14,8 @@ from kerasmem.devices.kernels import ONEDNN, CardKernels
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
-from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, Program, Tensor, Variable, tensor_of
+from kerasmem.estimation.graph.memory import recipes_of
+from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, NotModelled, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewrite
 from kerasmem.estimation.graph.rules import FORWARDS, KINDS, TABLES, table_of
 from kerasmem.estimation.graph.scratch import AXES, Kernels, reduction
@@ -58,13 +59,28 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     graph, definition = rewrite(traced, kernels)
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
-    program = resolve_lists(program, *_shape_functions(by_name, definition.versions))
-    program = merge_bias_gradients(program, kernels)
-    if isinstance(kernels, CardKernels):
-        program = on_card(
-            program, {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
-        )
-    return program, notes
+    shape_functions = _shape_functions(by_name, definition.versions)
+    on_host = {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
+
+    def complete(unrolled: Program) -> Program:
+        merged = merge_bias_gradients(resolve_lists(unrolled, *shape_functions), kernels)
+        return on_card(merged, on_host) if isinstance(kernels, CardKernels) else merged
+
+    if not program.alternatives:
+        return complete(program), notes
+    programs, reasons = [], []
+    for unrolled in (replace(program, alternatives=()), *program.alternatives):
+        try:
+            completed = complete(unrolled)
+            recipes_of(completed, kernels)
+        except NotModelled as error:
+            reasons.append(error)
+        else:
+            programs.append(completed)
+    if not programs:
+        raise reasons[0]
+    notes += tuple(dict.fromkeys(f"the interval lacks a branch: {reason}" for reason in reasons))
+    return replace(programs[0], alternatives=tuple(programs[1:])), notes
 
 
 def on_card(program: Program, on_host: Set[str]) -> Program:

@@ -3,7 +3,7 @@
 TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here tokens pass between those as
 in the executor, but only loop counters are computed. Each other operation that would run becomes a node. It waits for
 the nodes that made its inputs, and for the condition of its iteration or branch. If a branch depends on the data, the
-larger one is counted, with a note.
+step is unrolled with each of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from kerasmem.estimation.graph.program import Node, NotModelled, Program
 CONTROL = frozenset({"Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"})
 SIZED_BY_DATA = frozenset({"Where", "Unique", "UniqueV2", "ListDiff", "DynamicPartition", "BooleanMask"})
 LONGEST = 400_000  # nodes; a longer step is not simulated
+MOST_ALTERNATIVES = 7  # combinations of branches beside the first
 
 _Nodes = tuple[int, ...]
+_Branches = dict[tuple[int, int], bool]  # by the condition's output: whether the branch for "true" runs
 _Context = tuple[tuple[str, int], ...]  # (frame, iteration) of the loops that an operation runs in
 
 _EVALUATED: dict[str, Callable[..., Any]] = {
@@ -42,6 +44,9 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
     "Identity": lambda a: a,
     "Cast": lambda a: a,
 }
+
+# Operations that pass the usual value of conditions on.
+_PASSED_ON = frozenset({"Identity", "Reshape", "All", "Any", "LogicalNot", "Pack", "LogicalAnd", "LogicalOr"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +81,33 @@ class _Waiting:
 
 
 def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
-    """Return the program without control flow, and notes on the counted branches.
+    """Return the program without control flow, and notes on its branches.
+
+    If branches depend on the data, the program has those of most steps, or else the larger ones. Its alternatives have
+    the others.
 
     Raises:
         NotModelled: If the number of iterations depends on the data, or is too large.
     """
     if not any(node.type in CONTROL for node in program.nodes):
         return program, ()
-    walk = _Walk(_as_lowered(program))
-    walk.run()
-    return walk.result(), tuple(walk.notes)
+    lowered = _as_lowered(program)
+    pending: deque[_Branches] = deque([{}])
+    programs: list[Program] = []
+    notes: dict[str, None] = {}
+    while pending and len(programs) <= MOST_ALTERNATIVES:
+        chosen = pending.popleft()
+        walk = _Walk(lowered, chosen)
+        walk.run()
+        programs.append(walk.result())
+        notes.update(dict.fromkeys(walk.notes))
+        branches = list(walk.branches.items())
+        for number in range(len(chosen), len(branches)):
+            condition, value = branches[number]
+            pending.append({**dict(branches[:number]), condition: not value})
+    if pending:
+        notes[f"only {len(programs)} combinations of the branches are in the interval"] = None
+    return replace(programs[0], alternatives=tuple(programs[1:])), tuple(notes)
 
 
 def _as_lowered(program: Program) -> Program:
@@ -109,7 +131,7 @@ def _as_lowered(program: Program) -> Program:
 
 
 class _Walk:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, chosen: _Branches) -> None:
         self._program = program
         self._consumers: list[list[tuple[int, int, int]]] = [[] for _ in program.nodes]  # (output, consumer, input)
         self._after: list[list[int]] = [[] for _ in program.nodes]
@@ -123,7 +145,7 @@ class _Walk:
         self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)
         self._iterations: dict[_Context, int] = defaultdict(int)
         self._ready: deque[tuple[int, _Context]] = deque()
-        self._branches: dict[tuple[int, int], bool] = {}
+        self.branches = dict(chosen)
         self._new: list[Node] = []
         self._tokens: dict[tuple[int, int], _Token] = {}  # of outputs outside frames
         self.notes: list[str] = []
@@ -149,6 +171,7 @@ class _Walk:
             arguments=tuple(source[0] for source in batch if source is not None),
             results=tuple(source for source in ends if source is not None),
             has_loops=any(self._iterations.values()),
+            is_usual=all(_usual_value(program, key) in (None, value) for key, value in self.branches.items()),
         )
 
     def _state(self, number: int, context: _Context) -> _Waiting:
@@ -239,11 +262,15 @@ class _Walk:
         if condition.value is not None:
             return bool(condition.value)
         key = node.inputs[1]
-        if key not in self._branches:
-            self._branches[key] = self._is_larger(key)
+        if key not in self.branches:
+            usual = _usual_value(self._program, key)
+            self.branches[key] = self._is_larger(key) if usual is None else usual
+            counted = "the larger one" if usual is None else "the one of most steps"
             name = self._program.nodes[key[0]].name
-            self.notes.append(f"a branch of the step depends on the data ({name}): the larger one is counted")
-        return self._branches[key]
+            self.notes.append(
+                f"a branch of the step depends on the data ({name}): {counted} is counted, and the interval covers both"
+            )
+        return self.branches[key]
 
     def _is_larger(self, condition: tuple[int, int]) -> bool:
         """Return whether the branch for "true" is the larger one.
@@ -301,6 +328,36 @@ class _Walk:
             for output, token in enumerate(outputs):
                 if self._tokens.get((number, output), _DEAD).is_dead:
                     self._tokens[number, output] = token
+
+
+def _usual_value(program: Program, condition: tuple[int, int]) -> bool | None:
+    """Return a condition's value in most steps, or None if unknown.
+
+    Numbers are usually finite, and one step in n is the n-th, as for weights that are averaged every n steps.
+    """
+    node = program.nodes[condition[0]]
+    values = [_usual_value(program, source) for source in node.inputs] if node.type in _PASSED_ON else []
+    match node.type:
+        case "Identity" | "Reshape" | "All" | "Any":
+            return values[0]
+        case "LogicalNot":
+            return None if values[0] is None else not values[0]
+        case "Pack" | "LogicalAnd" | "LogicalOr":
+            return values[0] if len(set(values)) == 1 else None
+        case "Equal" | "NotEqual":
+            return node.type == "NotEqual" if any(_has_period(program, source) for source in node.inputs) else None
+        case "IsFinite" | "IsNan" | "IsInf":
+            return node.type == "IsFinite"
+    return None
+
+
+def _has_period(program: Program, source: tuple[int, int]) -> bool:
+    """Return whether a value is the remainder of a division by 3 or more."""
+    node = program.nodes[source[0]]
+    if node.type != "FloorMod":
+        return False
+    divisor = program.nodes[node.inputs[1][0]].attributes.get("value")
+    return divisor is not None and divisor.size == 1 and divisor.item() > 2
 
 
 def _values(node: Node, inputs: Sequence[_Token]) -> list[Any]:

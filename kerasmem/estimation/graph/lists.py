@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import ALIASES
+from kerasmem.estimation.graph.rules import ALIASES, TAKEN_FROM_LIST
 from kerasmem.models.sizes import element_bytes
 
-MOST_ELEMENTS, DEEPEST = 64, 40  # limits of a value that a shape depends on: its elements, operations that lead to it
+MOST_ELEMENTS, DEEPEST = 4096, 40  # limits of a value that a shape depends on: its elements, operations that lead to it
 
 Shape = tuple[int, ...]
 Infer = Callable[[Node, Sequence[Tensor], Sequence[Any]], "list[Shape | None] | None"]
@@ -247,8 +247,14 @@ class _Values:
         tensor = node.outputs[output]
         if tensor.dtype not in ("int32", "int64", "bool") or math.prod(tensor.shape or ()) > MOST_ELEMENTS:
             return None
-        if node.type == "TensorListPopBack":
-            return self.of(node.inputs[2], depth + 1)
+        if node.type in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[node.type]:
+            return self.of(node.inputs[TAKEN_FROM_LIST[node.type]], depth + 1)
+        if node.type == "TensorListFromTensor":  # its outputs after the list are the tensor's rows
+            whole = self.of(node.inputs[0], depth + 1)
+            return None if whole is None else whole[output - 1]
+        if node.type == "TensorListStack":
+            rows = [self.of(row, depth + 1) for row in node.inputs[2:]]
+            return None if not rows or any(row is None for row in rows) else np.stack(rows)
         inputs = [self._nodes[source].outputs[index] for source, index in node.inputs]
         if node.type in ("Shape", "ShapeN"):
             shape = inputs[output].shape
@@ -276,7 +282,7 @@ def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: I
     if shapes is None:
         return node
     outputs = list(node.outputs)
-    for index, (tensor, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+    for index, (tensor, shape) in enumerate(zip(node.outputs, shapes, strict=False)):  # a list's rows come after them
         if not _is_unknown(tensor):
             continue
         if shape is None:  # the value, and so its length, may follow from the inputs' values

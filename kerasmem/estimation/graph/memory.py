@@ -174,21 +174,29 @@ class Memory:
     """
 
     def __init__(self, program: Program, recipes: Sequence[Recipe], heap: Heap) -> None:
-        self._recipes, self._heap = recipes, heap
+        self._heap = heap
+        self._constants: set[str] = set()
+        self._scratch: dict[int, list[Buffer]] = {}
         nodes = program.nodes
         batch = [(number, nodes[number].outputs[0]) for number in program.arguments]
         on_device = [(number, tensor.bytes or 0) for number, tensor in batch if not tensor.on_host]
         self.variables = make_variables(program.variables, on_device, heap)
         for _ in range(program.shape_constants):
             heap.allocate(1)
+        self.load(program, recipes)
+
+    def load(self, program: Program, recipes: Sequence[Recipe]) -> None:
+        """Prepare the next steps for a program, which may take other branches than the last one."""
+        self._recipes, nodes = recipes, program.nodes
         # A constant's kernel keeps its value from the first step on. Unrolled loops have the same one many times.
-        for number in {node.name: number for number, node in enumerate(nodes) if node.type == "Const"}.values():
-            if not nodes[number].outputs[0].on_host:
-                heap.allocate(nodes[number].outputs[0].bytes or 0, number)
+        constants = {node.name: number for number, node in enumerate(nodes) if node.type == "Const"}
+        for name, number in constants.items():
+            if name not in self._constants and not nodes[number].outputs[0].on_host:
+                self._heap.allocate(nodes[number].outputs[0].bytes or 0, number)
+        self._constants.update(constants)
         first = _first_slots(program)
         self._results = [first[number] + output for number, output in program.results]
         self._slots: list[Buffer | None] = [None] * first[-1]
-        self._scratch: dict[int, list[Buffer]] = {}
 
     def run(self, order: list[tuple[int, bool]]) -> None:
         """Run one step in an order from `Executor.order`, and drop its results."""

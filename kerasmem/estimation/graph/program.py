@@ -102,6 +102,8 @@ class Program:
         results: (node, output) of the step's results.
         has_loops: whether loops were unrolled.
         shape_constants: number of small constants that TensorFlow keeps for shape functions.
+        is_usual: whether most steps may take its branches. False if most steps surely take others.
+        alternatives: the same step with other branches, which depend on the data.
     """
 
     nodes: tuple[Node, ...]
@@ -110,3 +112,5 @@ class Program:
     results: tuple[tuple[int, int], ...]
     has_loops: bool = False
     shape_constants: int = 0
+    is_usual: bool = True
+    alternatives: tuple[Program, ...] = ()

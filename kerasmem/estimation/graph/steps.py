@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,27 +54,30 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     Raises:
         NotModelled: If a size or a variable is unknown.
     """
-    steps = sorted(_simulate(program, kernels), key=lambda step: step.peak.in_use)
+    programs, groups = _simulate_branches(program, kernels)
+    program, steps = programs[0], groups[0]
     sizes = [step.peak.in_use for step in steps]
     total = _mean_of_middle(sizes)
-    usual, largest = steps[bisect.bisect_right(sizes, total) - 1], steps[-1]
+    usual = steps[bisect.bisect_right(sizes, total) - 1]
+    largest = max((group[-1] for group in groups), key=_in_use)
     live = usual.heap.live_at(usual.peak.end)
     shares = _divide(program, live, layer_of, attribution)
     shares.fill(total)
     is_on_cpu = isinstance(kernels, CpuKernels)
     title = kernels.title if isinstance(kernels, CpuKernels) else TITLES[CUDA]
     limit = smallest_limit(largest.heap.requests(), descending=is_on_cpu)
-    most = _most(program, kernels)
+    most = _most(programs, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
     # The largest buffer's chunk may be nearly twice as large, depending on earlier allocations.
     wasted = min(max((buffer.bytes for buffer in live), default=0), LARGEST_WASTE)
-    needed = max(limit, int(total * (1 + spread)), sizes[-1] + wasted)
+    totals = [_mean_of_middle(list(map(_in_use, group))) for group in groups]
+    needed = max(limit, int(max(totals) * (1 + spread)), _in_use(largest) + wasted)
     processes = len({step.heap for step in steps})
     return Outcome(
         method="graph",
         execution="graph",
         total=total,
-        low=min(sizes[0], int(total * (1 - spread))),
+        low=min(*(_in_use(group[0]) for group in groups), int(min(totals) * (1 - spread))),
         high=max(most, needed),
         optional_workspace=None if is_on_cpu else max(most - needed, 0),
         pool=Pool(usual.peak.requested, total, usual.heap.allocator.reserved, limit),
@@ -89,13 +92,34 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     )
 
 
+def _in_use(step: _Step) -> int:
+    return step.peak.in_use
+
+
+def _simulate_branches(program: Program, kernels: Kernels) -> tuple[list[Program], list[list[_Step]]]:
+    """Simulate a step with each of its branches, and return programs and sorted steps, the usual one first.
+
+    Among branches that are as usual as others, the one with the largest peak is the usual one.
+    """
+    programs = [program, *program.alternatives]
+    groups = _simulate(programs, kernels)
+    usual = max(
+        (number for number, other in enumerate(programs) if other.is_usual or not number),
+        key=lambda number: _mean_of_middle(list(map(_in_use, groups[number]))),
+    )
+    if usual:  # the names of constants and of the batch are those of the first program
+        programs.insert(0, programs.pop(usual))
+        groups = _simulate(programs, kernels)
+    return programs, groups
+
+
 def _mean_of_middle(sizes: list[int]) -> int:
     """Return the mean of the middle half of sorted sizes."""
     quarter = len(sizes) // 4
     return int(statistics.mean(sizes[quarter : len(sizes) - quarter]))
 
 
-def _most(program: Program, kernels: Kernels) -> int:
+def _most(programs: Sequence[Program], kernels: Kernels) -> int:
     """Return the peak of the largest possible step, or 0 if none is larger.
 
     On a card cuDNN may use all of its workspace limit that is available. On a CPU a thread may get no processor, and
@@ -103,11 +127,11 @@ def _most(program: Program, kernels: Kernels) -> int:
     """
     if isinstance(kernels, CardKernels):
         limit, kernels = kernels.available_bytes, replace(kernels, workspace=TENSORFLOW_WORKSPACE_LIMIT)
-    elif program.has_loops:
+    elif any(program.has_loops for program in programs):
         limit, kernels = None, replace(kernels, inter_op_threads=1)
     else:
         return 0
-    most = max(step.peak.in_use for step in _simulate(program, kernels))
+    most = max(_in_use(group[-1]) for group in _simulate(programs, kernels))
     return most if limit is None else min(most, limit)
 
 
@@ -137,26 +161,39 @@ def _seconds(program: Program, kernels: Kernels) -> list[float]:
     return times
 
 
-def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
-    """Simulate steps in several processes, and return those after the warm-up."""
-    affordable = MOST_OPERATIONS // max(len(program.nodes) * (WARM_UP_STEPS + STEPS), 1)
-    processes = 1 if isinstance(kernels, CardKernels) else max(min(PROCESSES, affordable), 1)
-    times = _seconds(program, kernels)
-    recipes = recipes_of(program, kernels)
-    share_without_tick = max(1 - sum(times) / TICK_SECONDS, 0.0)
+def _simulate(programs: Sequence[Program], kernels: Kernels) -> list[list[_Step]]:
+    """Simulate steps in several processes, and return each program's steps after the warm-up, sorted by peak.
+
+    With several programs, a process runs the first one for some steps, which are the last group, and then all in turn:
+    a branch that replaces variables leaves other free chunks to the steps after it.
+    """
+    rounds, has_branches = WARM_UP_STEPS + STEPS, len(programs) > 1
+    turns = [[0]] * rounds + [[*range(len(programs))]] * rounds * has_branches
+    operations = sum(len(program.nodes) for program in programs)
+    affordable = min(MOST_OPERATIONS // max(operations * rounds, 1), PROCESSES)
+    processes = 1 if isinstance(kernels, CardKernels) else max(affordable, 1)
+    times = [_seconds(program, kernels) for program in programs]
+    recipes = [recipes_of(program, kernels) for program in programs]
+    share_without_tick = max(1 - sum(times[0]) / TICK_SECONDS, 0.0)
     single_threaded = min(math.ceil(processes * share_without_tick), processes - 1)
-    steps = []
+    groups: list[list[_Step]] = [[] for _ in range(len(programs) + has_branches)]
     for process in range(processes):
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
-        memory = Memory(program, recipes, heap)
+        memory = Memory(programs[0], recipes[0], heap)
         threads = 1 if process < single_threaded else threads_of(kernels)
-        executor = Executor(program, kernels, times, random.Random(process), threads)
-        for step in range(WARM_UP_STEPS + STEPS):
-            heap.reset_peak()
-            memory.run(executor.order(VARIATION))
-            if step >= WARM_UP_STEPS:
-                steps.append(_Step(heap.peak, heap))
-    return steps
+        executors = [
+            Executor(program, kernels, seconds_of, random.Random(process), threads)
+            for program, seconds_of in zip(programs, times, strict=True)
+        ]
+        for turn, numbers in enumerate(turns):
+            for number in numbers:
+                if has_branches:
+                    memory.load(programs[number], recipes[number])
+                heap.reset_peak()
+                memory.run(executors[number].order(VARIATION))
+                if turn % rounds >= WARM_UP_STEPS:
+                    groups[-1 if turn < rounds else number].append(_Step(heap.peak, heap))
+    return [sorted(group, key=_in_use) for group in groups]
 
 
 def _divide(program: Program, live: Mapping[Buffer, int], layer_of: dict[int, str], attribution: Attribution) -> Shares:
