@@ -31,7 +31,9 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any
     graph, is_on_card = traced.function.graph, capability is not None
     definition = _runnable(traced, is_on_card)
     _lower(definition)
-    fetches = list(dict.fromkeys(result.name for result in (*graph.outputs, *graph.control_outputs)))
+    # The results wait for all operations that must run, which TensorFlow does not fetch. With more fetches, Grappler
+    # returns the same nodes in another order.
+    fetches = list(dict.fromkeys(result.name for result in graph.outputs or graph.control_outputs))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
     reason = ""
