@@ -12,12 +12,14 @@ import numpy as np
 import onednn
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from kerasmem import measure
 from kerasmem.compat.tensorflow_runtime import optimise
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.estimating import estimate
+from kerasmem.estimation.graph import rewriting
 from kerasmem.estimation.report import MemoryReport
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -73,6 +75,24 @@ def test_either_kind_of_kernels(program, build, batch_size, onednn_flag):
     assert any(("oneDNN" if onednn_flag == "1" else "Eigen") in note for note in estimated["notes"]), estimated["notes"]
     assert 0.8 < estimated["bytes"]["total"] / measured["peak"] < 1.2, (estimated["bytes"], measured)
     assert measured["kernels"] == ("onednn" if onednn_flag == "1" else "eigen")
+
+
+def test_gradients_are_in_the_order_of_the_graph_that_tensorflow_runs(monkeypatch):
+    model = measuring.convnet()
+    step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)
+    context.enable_run_metadata()
+    step(*measuring.batch_of(model, 4))
+    graphs = context.export_run_metadata().function_graphs
+    context.disable_run_metadata()
+    run = max((graph.post_optimization_graph for graph in graphs), key=lambda graph: len(graph.node))
+    rewritten = []
+    monkeypatch.setattr(rewriting, "optimise", lambda *args: rewritten.append(optimise(*args)) or rewritten[-1])
+    graph(measuring.convnet, 4)
+    orders = [
+        [node.op for node in definition.node if "Grad" in node.op or "Backprop" in node.op]
+        for definition in (run, rewritten[-1])
+    ]
+    assert len(orders[0]) > 8 and orders[0] == orders[1]
 
 
 @pytest.mark.usefixtures("x86_kernels")
