@@ -36,6 +36,21 @@ _NEEDED_FOR = {
 _NAMED_FLAGS, _NAMED_CACHE = frozenset({"avx512f", "avx512_vnni"}), 32 * MIB
 # With these features, its products and convolutions copy blocks of their operands, of sizes by internal heuristics.
 _COPIED_WITH = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
+# With AVX-512 but without these features, they convert bfloat16 and sum in float32 (gemm_bf16_matmul.hpp).
+_NATIVE_BFLOAT16 = ("amx_bf16", "avx512_bf16")
+# The last of these features that oneDNN may use, by ONEDNN_MAX_CPU_ISA (cpu_isa_traits.cpp). TensorFlow's choice of
+# dtypes does not depend on it.
+_FEATURES = ("avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+_LAST_FEATURE = {
+    "avx512_core": "avx512f",
+    "avx512_core_vnni": "avx512f",
+    "avx512_core_bf16": "avx512_bf16",
+    "avx512_core_fp16": "avx512_fp16",
+    "avx512_core_amx": "amx_bf16",
+    "avx10_1_512": "avx512_fp16",
+    "avx10_1_512_amx": "amx_bf16",
+}
+_WITHOUT_AVX512 = ("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2")
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,8 @@ class CpuKernels:
         inter_op_threads: number of operations that run in parallel.
         intra_op_threads: number of threads of an operation.
         copied: dtypes in which oneDNN's products and convolutions copy blocks of their operands.
-        cache_bytes: size of the last-level cache.
+        converted: dtypes that oneDNN converts to float32, because the CPU cannot multiply them.
+        cache_bytes: size of the last-level cache in bytes.
     """
 
     kind: str
@@ -56,6 +72,7 @@ class CpuKernels:
     inter_op_threads: int = 2
     intra_op_threads: int = 2
     copied: tuple[str, ...] = ()
+    converted: tuple[str, ...] = ()
     cache_bytes: int = _NAMED_CACHE
 
     @property
@@ -108,9 +125,11 @@ def cpu_kernels(kind: str | None = None, threads: int | None = None) -> CpuKerne
     inter_op, intra_op = (threads, threads) if threads is not None else _threads()
     flags, cache = (cpu_flags(), last_cache_bytes()) if kind is None else (_NAMED_FLAGS, _NAMED_CACHE)
     if kind == EIGEN or (kind is None and not onednn_is_on()):
-        return CpuKernels(EIGEN, (), inter_op, intra_op, (), cache)
-    copied = tuple(dtype for dtype, features in _COPIED_WITH.items() if not flags.isdisjoint(features))
-    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied, cache)
+        return CpuKernels(EIGEN, (), inter_op, intra_op, cache_bytes=cache)
+    used = usable_features(flags) if kind is None else flags
+    copied = tuple(dtype for dtype, features in _COPIED_WITH.items() if not used.isdisjoint(features))
+    converted = ("bfloat16",) if "avx512f" in used and used.isdisjoint(_NATIVE_BFLOAT16) else ()
+    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied, converted, cache)
 
 
 def kernel_variables(kind: str | None = None, threads: int | None = None) -> dict[str, str]:
@@ -121,6 +140,15 @@ def kernel_variables(kind: str | None = None, threads: int | None = None) -> dic
     if threads is not None:
         variables |= dict.fromkeys(("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"), str(threads))
     return variables
+
+
+def usable_features(flags: frozenset[str]) -> frozenset[str]:
+    """Return the CPU's features that oneDNN may use, without those that ONEDNN_MAX_CPU_ISA excludes."""
+    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").lower()
+    if limit in _WITHOUT_AVX512:
+        return flags.difference(_FEATURES)
+    last = _LAST_FEATURE.get(limit, _FEATURES[-1])
+    return flags.difference(_FEATURES[_FEATURES.index(last) + 1 :])
 
 
 def last_cache_bytes() -> int:

@@ -32,6 +32,33 @@ def test_the_dtypes_of_onednn_follow_the_features_of_the_cpu(monkeypatch):
     assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
 
 
+@pytest.mark.parametrize(
+    ("limit", "copied", "converted"),
+    [
+        ("", ("bfloat16", "float16"), ()),
+        ("unknown", ("bfloat16", "float16"), ()),
+        ("AVX512_CORE_AMX", ("bfloat16", "float16"), ()),
+        ("AVX512_CORE_FP16", ("float16",), ()),
+        ("avx512_core_bf16", (), ()),
+        ("AVX512_CORE_VNNI", (), ("bfloat16",)),
+        ("AVX2", (), ()),
+    ],
+)
+def test_onednn_uses_the_instructions_that_the_environment_allows(monkeypatch, limit, copied, converted):
+    monkeypatch.setattr(kernels, "onednn_is_on", lambda: True)
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: NEW | {"avx512_bf16", "avx512_fp16", "amx_bf16"})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert (cpu_kernels().copied, cpu_kernels().converted) == (copied, converted)
+
+
+def test_a_cpu_without_bfloat16_instructions_converts_it(monkeypatch):
+    monkeypatch.setattr(kernels, "onednn_is_on", lambda: True)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for flags, converted in ((NEW, ("bfloat16",)), (OLD, ()), (NEW | {"avx512_bf16"}, ())):
+        monkeypatch.setattr(kernels, "cpu_flags", lambda flags=flags: flags)
+        assert cpu_kernels().converted == converted
+
+
 def test_threads_are_one_for_each_core_that_taskset_leaves():
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})

@@ -12,12 +12,14 @@ import numpy as np
 import onednn
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from kerasmem import measure
 from kerasmem.compat.tensorflow_runtime import optimise
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.estimating import estimate
+from kerasmem.estimation.graph import rewriting
 from kerasmem.estimation.report import MemoryReport
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -83,6 +85,24 @@ def test_interval_covers_steps_with_either_branch(program, x86_kernels, name):
     assert max(measured["peaks"]) <= need["high"]
     if name == "averaged":
         assert need["total"] == pytest.approx(measured["peak"], rel=0.12)
+
+
+def test_gradients_are_in_the_order_of_the_graph_that_tensorflow_runs(monkeypatch):
+    model = measuring.convnet()
+    step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)
+    context.enable_run_metadata()
+    step(*measuring.batch_of(model, 4))
+    graphs = context.export_run_metadata().function_graphs
+    context.disable_run_metadata()
+    run = max((graph.post_optimization_graph for graph in graphs), key=lambda graph: len(graph.node))
+    rewritten = []
+    monkeypatch.setattr(rewriting, "optimise", lambda *args: rewritten.append(optimise(*args)) or rewritten[-1])
+    graph(measuring.convnet, 4)
+    orders = [
+        [node.op for node in definition.node if "Grad" in node.op or "Backprop" in node.op]
+        for definition in (run, rewritten[-1])
+    ]
+    assert len(orders[0]) > 8 and orders[0] == orders[1]
 
 
 @pytest.mark.usefixtures("x86_kernels")

@@ -12,7 +12,7 @@ import pytest
 from tensorflow.python.framework import dtypes
 from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
-from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
+from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels, cpu_flags
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import KINDS, needs
 from kerasmem.models.sizes import element_bytes
@@ -36,13 +36,31 @@ def expected(operation, kernels):
     return [node.outputs[0].bytes, *(size for size in needs(node, inputs, kernels) if size)]
 
 
+# By the value of ONEDNN_MAX_CPU_ISA, the feature of a CPU that can use it. Without AVX-512, only float32 can run.
+INSTRUCTIONS = {
+    "AVX2": "avx2",
+    "AVX512_CORE": "avx512f",
+    "AVX512_CORE_VNNI": "avx512_vnni",
+    "AVX512_CORE_BF16": "avx512_bf16",
+    "AVX512_CORE_FP16": "avx512_fp16",
+    "AVX512_CORE_AMX": "amx_bf16",
+}
+ALLOWED = [name for name, feature in INSTRUCTIONS.items() if feature in cpu_flags()]
+
+
 @pytest.mark.parametrize(
-    ("kind", "seed", "threads"),
-    [(EIGEN, 1, 5), pytest.param(ONEDNN, 1, 2, marks=onednn.needed)],
+    ("kind", "seed", "threads", "instructions"),
+    [
+        (EIGEN, 1, 5, ""),
+        pytest.param(ONEDNN, 1, 2, "", marks=onednn.needed),
+        *(pytest.param(ONEDNN, 2, 2, name, marks=onednn.needed) for name in ALLOWED),
+    ],
 )
-def test_requests_of_single_operations(program, kind, seed, threads):
+def test_requests_of_single_operations(program, kind, seed, threads, instructions):
     environment = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": str(int(kind == ONEDNN))}
-    done = program(PROGRAM, seed, threads, env={**environment, "CUDA_VISIBLE_DEVICES": "-1"})
+    environment |= {"CUDA_VISIBLE_DEVICES": "-1", "ONEDNN_MAX_CPU_ISA": instructions}
+    dtypes = {"AVX2": ["float32"], "": []}.get(instructions, ["float32,bfloat16"])
+    done = program(PROGRAM, seed, threads, *dtypes, env=environment)
     assert done.code == 0, done.err[-2000:]
     printed = json.loads(done.out.splitlines()[-1])
     kernels = CpuKernels(
@@ -89,3 +107,22 @@ def test_gradient_without_onednn_kernel_needs_eigens_scratch(dtype, copies):
     images = tensor((8, 32, 32, 16), dtype)
     node = Node("one", "FusedBatchNormGradV3", (), (), (images,), {})
     assert sum(needs(node, (images, images), kernels)) == copies * images.bytes
+
+
+def gradient(type_name, images, filters, results):
+    node = Node("one", type_name, (), (), (images if "Input" in type_name else filters,), {})
+    return node, (tensor((len(images.shape),), "int32") if "Input" in type_name else images, filters, results)
+
+
+@pytest.mark.parametrize(("cache_mib", "samples"), [(2, 5), (36, 78), (48, 103)])
+def test_gradient_of_volumes_takes_the_samples_that_fit_the_cache(cache_mib, samples):
+    volumes, filters = tensor((64, 8, 8, 8, 8), "float32"), tensor((3, 3, 3, 8, 16), "float32")
+    node, inputs = gradient("Conv3DBackpropInputV2", volumes, filters, tensor((64, 8, 8, 8, 16), "float32"))
+    assert needs(node, inputs, CpuKernels(EIGEN, cache_bytes=cache_mib << 20)) == (samples * 8**3 * 27 * 8 * 4,)
+
+
+@pytest.mark.parametrize(("threads", "samples"), [(1, 1), (2, 1), (3, 48)])
+def test_gradient_of_images_depends_on_the_number_of_threads(threads, samples):
+    images, filters = tensor((16, 32, 32, 16), "float32"), tensor((3, 3, 16, 16), "float32")
+    node, inputs = gradient("Conv2DBackpropInput", images, filters, tensor((16, 32, 32, 16), "float32"))
+    assert needs(node, inputs, CpuKernels(EIGEN, (), 2, threads)) == (samples * 32**2 * 144 * 4,)

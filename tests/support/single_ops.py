@@ -1,6 +1,7 @@
-"""Run operations one by one and print what each asked of the allocator: single_ops.py SEED [THREADS].
+"""Run operations one by one and print what each asked of the allocator: single_ops.py SEED THREADS [DTYPES].
 
-The environment must have TF_CPU_ALLOCATOR_USE_BFC=true; TF_ENABLE_ONEDNN_OPTS chooses the kernels. Shapes, strides and
+The environment must have TF_CPU_ALLOCATOR_USE_BFC=true; TF_ENABLE_ONEDNN_OPTS chooses the kernels. Dtypes are separated
+by commas and default to all that the rules know. Shapes, strides and
 dtypes are drawn from the seed. Prints {"kernels": …, "operations": [{"type", "inputs", "output", "requests", …}]}.
 """
 
@@ -136,20 +137,20 @@ KINDS = (
 )  # fmt: skip
 
 
-def cases(seed):
+def cases(seed, dtypes):
     """Yield (function that runs an operation, its tensors, its attributes)."""
     draw = random.Random(seed)
     for times in range(TIMES):
-        for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
-            for made in KINDS:
-                yield from made(draw, dtype)
+        for made in KINDS:
+            yield from made(draw, dtypes[times % len(dtypes)])
 
 
 def main():
-    if len(sys.argv) > 2:
-        tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[2]))
+    seed, threads, *dtypes = sys.argv[1:]
+    tf.config.threading.set_intra_op_parallelism_threads(int(threads))
+    dtypes = dtypes[0].split(",") if dtypes else ("float32", "float32", "bfloat16", "float16")
     found, runs = [], []
-    for number, (operation, tensors, more) in enumerate(cases(int(sys.argv[1]))):
+    for number, (operation, tensors, more) in enumerate(cases(int(seed), dtypes)):
         name = f"single_{number}"
         constants = {key: list(value) for key, value in tensors.items() if not tf.is_tensor(value)}
         traced = tf.function(

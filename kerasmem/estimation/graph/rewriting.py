@@ -37,7 +37,9 @@ def rewrite(traced: TracedStep, kernels: Kernels) -> tuple[Any, Any]:
     graph, is_on_card = traced.function.graph, isinstance(kernels, CardKernels)
     definition = _runnable(traced, is_on_card)
     _lower(definition)
-    fetches = list(dict.fromkeys(result.name for result in (*graph.outputs, *graph.control_outputs)))
+    # The results wait for all operations that must run, which TensorFlow does not fetch. With more fetches, Grappler
+    # returns the same nodes in another order.
+    fetches = list(dict.fromkeys(result.name for result in graph.outputs or graph.control_outputs))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
     reason = ""

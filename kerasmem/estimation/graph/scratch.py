@@ -9,7 +9,7 @@ convolution comes from the C library, not from TensorFlow's allocator, and is no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kerasmem.devices.kernels import CardKernels, CpuKernels
@@ -88,6 +88,8 @@ def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 _WORKING_SET = 30 << 20
 # In the gradient of the input, threads share one sample if its work for each thread is at least this.
 _DIVIDED = 256 << 10
+# oneDNN's sums are whole blocks of elements, or of pixels and channels. Its scratchpad is aligned.
+_ALIGNED, _PIXELS, _CHANNELS, _SCRATCHPAD = 64, 10, 16, 128
 _MOST_OVERHEAD = 25  # of volumes: patches are not made if they are this many times as large as the tensors
 
 
@@ -125,7 +127,7 @@ def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, .
     if patches is None:
         return ()
     is_alone = (inputs[2].shape or (1,))[0] == 1
-    if is_alone or patches.is_divided(_host(kernels).intra_op_threads):
+    if is_alone or patches.is_divided(_cpu(kernels).intra_op_threads):
         return (patches.bytes,)
     return (patches.within(_WORKING_SET),)
 
@@ -136,7 +138,7 @@ def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, 
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
-    size = patches.bytes if is_alone else patches.within(_host(kernels).cache_bytes)
+    size = patches.bytes if is_alone else patches.within(_cpu(kernels).cache_bytes)
     operands = inputs[1:] if "BackpropInput" in node.type else (inputs[0], inputs[2])
     total = sum(tensor.bytes or 0 for tensor in (*operands, *node.outputs))
     return () if size // total > _MOST_OVERHEAD else (size,)
@@ -177,8 +179,48 @@ def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int,
     return (inputs[0].shape[0] * (node.outputs[0].bytes or 0),)
 
 
-def _host(kernels: Kernels) -> CpuKernels:
-    """Return the kernels of the CPU, also beside a card."""
+def converted_product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
+    """Sums in float32 of a product whose dtype oneDNN converts (matmul/gemm_based_common.hpp).
+
+    Each thread has the rows of one matrix that are its share, and one thread must be able to compute all.
+    """
+    result = node.outputs[0]
+    if result.dtype not in _cpu(kernels).converted or not result.shape or not result.bytes:
+        return ()
+    return (_sums(result.bytes // element_bytes(result.dtype), result.shape[-2:], _cpu(kernels).intra_op_threads),)
+
+
+def _sums(elements: int, matrix: Sequence[int], threads: int) -> int:
+    """Return the bytes of the threads' sums.
+
+    Args:
+        elements: elements of all matrices of the result.
+        matrix: rows and columns.
+        threads: number of threads.
+    """
+    whole, columns, share = math.prod(matrix), matrix[-1], -(-elements // threads)
+    rows = share - share % columns if share >= columns else share
+    of_one_thread = -(-min(whole, rows) // _ALIGNED) * _ALIGNED
+    return 4 * max(-(-whole // _ALIGNED) * _ALIGNED, threads * of_one_thread) + _SCRATCHPAD
+
+
+def converted_convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
+    """Sums in float32 of a pointwise convolution (jit_avx512_core_bf16_1x1_conv_kernel.cpp).
+
+    Each thread has the sums of one sample, and of a strided convolution also the sample's pixels.
+    """
+    result, source, filters = node.outputs[0], inputs[0].shape, inputs[1].shape
+    if result.dtype not in _cpu(kernels).converted or not (result.shape and source and filters):
+        return ()
+    if math.prod(filters[:-2]) != 1:
+        return ()
+    pixels = math.prod(result.shape[1:-1])
+    sums = -(-pixels // _PIXELS) * _PIXELS * -(-filters[-1] // _CHANNELS) * _CHANNELS
+    strided = pixels * filters[-2] if result.shape[1:-1] != source[1:-1] else 0
+    return (_cpu(kernels).intra_op_threads * (4 * sums + 2 * strided) + _SCRATCHPAD,)
+
+
+def _cpu(kernels: Kernels) -> CpuKernels:
     return kernels.beside if isinstance(kernels, CardKernels) else kernels
 
 
@@ -186,6 +228,6 @@ FUNCTIONS: dict[str, Scratch] = {
     function.__name__: function
     for function in (
         reduction, contraction, mirror_gradient, product, filter_gradient, input_gradient, volume_gradient,
-        pooling_gradient, batch_norm, depthwise_filter,
+        pooling_gradient, batch_norm, depthwise_filter, converted_product, converted_convolution,
     )
 }  # fmt: skip

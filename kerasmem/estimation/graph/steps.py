@@ -26,6 +26,7 @@ from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT, beside_a_card, copied_operands, without_a_rule
 from kerasmem.models.op_names import CATEGORIES, Attribution
+from kerasmem.units import format_count, format_size
 
 PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
 MOST_OPERATIONS = 300_000  # of all simulated steps; long steps are simulated in fewer processes
@@ -64,7 +65,10 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     shares = _divide(program, live, layer_of, attribution)
     shares.fill(total)
     is_on_cpu = isinstance(kernels, CpuKernels)
-    title = kernels.title if isinstance(kernels, CpuKernels) else TITLES[CUDA]
+    title = TITLES[CUDA]
+    if isinstance(kernels, CpuKernels):  # their scratch depends on both sizes
+        cache = format_size(kernels.cache_bytes)
+        title = f"{kernels.title} with {format_count(kernels.intra_op_threads, 'thread')} and a last cache of {cache}"
     limit = smallest_limit(largest.heap.requests(), descending=is_on_cpu)
     most = _most(programs, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
