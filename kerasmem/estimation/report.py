@@ -15,9 +15,10 @@ from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory
 from kerasmem.models.sizes import ModelFacts as ModelFacts
 from kerasmem.profiling.results import METHOD, ProfileSettings
-from kerasmem.records import Record
-from kerasmem.units import format_size
+from kerasmem.records import Record, html_table
+from kerasmem.units import format_count, format_size
 
+_LAYERS_SHOWN = 8  # in a notebook
 _MOST_BYTES = 2**60  # in a saved report
 VERDICTS = FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
 
@@ -289,12 +290,45 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     @property
     def answer(self) -> str:
         """A summary: "cnn fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
-        needs = f"{self.needs}{substitute(self.settings)}"
-        but = f" ({'; '.join(self.caveats)})" if self.caveats else ""
+        needs = f"{self.needs}{self.remarks}"
         if self.device is None:
-            return f"{self.model.name} {needs}{self.if_free}{but}"
+            return f"{self.model.name} {needs}{self.if_free}"
         fits = verdict_on(self.device.verdict, self.device.name)
-        return f"{self.model.name} {fits}: {needs}, of {self.device.available}{self.if_free}{but}"
+        return f"{self.model.name} {fits}: {needs}, of {self.device.available}{self.if_free}"
+
+    @property
+    def remarks(self) -> str:
+        """How the answer differs from the user's step, in brackets: another method, this CPU, assumptions; or ""."""
+        formula = () if self.fallback is None else (f"by the formula alone, as {self.fallback}",)
+        instead = substitute(self.settings) if self.fallback is None else ""
+        return instead + "".join(f" ({remark})" for remark in (*formula, *self.caveats))
+
+    def _repr_html_(self) -> str:
+        return html_table(str(self), self._largest_layers(_LAYERS_SHOWN))
+
+    def _largest_layers(self, count: int) -> list[dict[str, Any]]:
+        """Return the rows of the largest layers, of the others together, and of the total, as texts."""
+        layers = sorted(self.layers, key=lambda row: -(row.bytes or 0))
+        rows: list[tuple[str, Any, int, int | None]] = [
+            (f"{row.name} ({row.class_name})", row.output_shape, row.parameters, row.bytes) for row in layers[:count]
+        ]
+        if rest := layers[count:]:
+            parameters, size = sum(row.parameters for row in rest), sum(row.bytes or 0 for row in rest)
+            rows.append((format_count(len(rest), "smaller layer"), None, parameters, size))
+        divided = sum(row[3] or 0 for row in rows)
+        if divided and divided < self.bytes.total and self.settings.method != "formula":
+            rows.append(("no single layer", None, 0, self.bytes.total - divided))
+        rows.append(("Total", None, self.model.parameters, self.bytes.total))
+        return [
+            {
+                "Layer (class)": name,
+                "Output shape": "" if shape is None else str(tuple(shape)),
+                "Parameters": format_count(parameters),
+                "At peak": "–" if size is None else format_size(size),
+                "Share": f"{(size or 0) / max(self.bytes.total, 1):.1%}".replace("%", " %"),
+            }
+            for name, shape, parameters, size in rows
+        ]
 
 
 def substitute(settings: Settings | ProfileSettings) -> str:

@@ -233,12 +233,13 @@ def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any,
         if declared is None or not (settings and has_own_step(model)):
             raise
         structure, flat = _undeclared_inputs(model, settings)  # its step may compute these inputs from others
-    for model_input in flat:
-        if None in model_input.shape[1:]:
-            raise UsageError(
-                f"input {model_input.name!r} has unknown dimensions {_format(model_input.shape)}; pass them without "
-                f"the batch, for example --input-shape {model_input.name}={_example(model_input.shape[1:])}"
-            )
+    if unknown := [model_input for model_input in flat if None in model_input.shape[1:]]:
+        inputs = ", ".join(f"{item.name!r} {_format(item.shape)}" for item in unknown)
+        options = " ".join(f"--input-shape {item.name}={_example(item.shape[1:])}" for item in unknown)
+        raise UsageError(
+            f"inputs with unknown dimensions: {inputs}; pass what fit gets (--data, data=…), or the sizes without the "
+            f"batch, for example {options}"
+        )
     return structure, flat
 
 
@@ -307,8 +308,8 @@ def _undeclared_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tupl
     arguments = step_arguments(model) or ()
     example = " ".join(f"--input-shape {name}={shape}" for name, shape in zip(arguments, _EXAMPLES, strict=False))
     raise UsageError(
-        f"model {model.name!r} does not declare the shape of {', '.join(arguments) or 'its input'}; pass it without "
-        f"the batch, for example {example or '--input-shape 224,224,3'}"
+        f"model {model.name!r} does not declare the shape of {', '.join(arguments) or 'its input'}; pass what fit gets "
+        f"(--data, data=…), or its shape without the batch, for example {example or '--input-shape 224,224,3'}"
     )
 
 
@@ -363,7 +364,9 @@ def _settle(declared: ModelInput, settings: Mapping[str, ShapeSetting], is_singl
 
 
 def _example(sizes: Shape) -> str:
-    return ",".join(str(size or 224) for size in sizes)
+    """Return sizes such as an image's (224 × 224), or a sequence's (128)."""
+    usual = 224 if len(sizes) > 2 else 128
+    return ",".join(str(size or usual) for size in sizes)
 
 
 def _format(shape: Shape) -> str:

@@ -51,18 +51,11 @@ def estimate_table(
 
 
 def _answer(report: MemoryReport, cards: Sequence[str]) -> Text:
-    needs = f"{report.needs}{_in_place(report)}"
+    needs = f"{report.needs}{printable(report.remarks, 600)}"
     if report.device is None:
         verdict = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
         return Text(f"{needs}: {verdict}{report.if_free}", style="bold")
     return verdict_line(report.device, needs).append(report.if_free, style="not bold default")
-
-
-def _in_place(report: MemoryReport) -> str:
-    """Return the name of a substitute method in brackets, or nothing."""
-    if report.fallback is not None:
-        return f" (by the formula alone, as {printable(report.fallback, 300)})"
-    return substitute(report.settings)
 
 
 def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brief: bool) -> Table:
