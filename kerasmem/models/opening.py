@@ -65,7 +65,8 @@ def open_model(
 ) -> Iterator[OpenedModel]:
     """Open a model while the context lasts, without allocating its weights, compiled as its author wrote.
 
-    A Keras model may be changed while the context lasts. Its Python state is restored at the end.
+    A Keras model may be changed while the context lasts, also one to which a function refers. Its Python state is
+    restored at the end.
 
     Args:
         source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"), a
@@ -87,10 +88,9 @@ def open_model(
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     if name is not None:
         check_model_name(name)
-    with weightless():
+    with weightless(), state_restored(source, factory_args):
         if isinstance(source, import_keras().Model):
-            with state_restored(source):
-                yield OpenedModel(_with_policy(source, dtype_policy), OBJECT_SOURCE)
+            yield OpenedModel(with_policy(source, dtype_policy), OBJECT_SOURCE)
         elif isinstance(source, PackedModel):
             yield OpenedModel(source.built(dtype_policy), OBJECT_SOURCE)
         elif factory is not None:
@@ -112,8 +112,13 @@ def open_model(
             )
 
 
-def _with_policy(model: Any, name: str | None) -> Any:
-    """Return the model with another dtype policy instead of float32, changed in place if the variables keep theirs."""
+def with_policy(model: Any, name: str | None) -> Any:
+    """Return the model with another dtype policy instead of float32, changed in place if the variables keep theirs.
+
+    Raises:
+        UsageError: If the policy is unknown to Keras, or quantizes.
+        NotRebuiltError: If the policy changes the variables, and the model cannot be rebuilt with it.
+    """
     if name is None:
         return model
     if vocabulary.checked_policy(name).variable_dtype != "float32":

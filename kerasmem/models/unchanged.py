@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -97,6 +98,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
 def _references(value: Any) -> list[Any]:
     """Return the objects that functions and methods of the user refer to."""
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):
         return [value.__self__, value.__func__]
     if type(value).__module__.startswith(_WRAPPERS):

@@ -6,6 +6,7 @@ of a remedy come from the model and step that the user would train, not from a r
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import warnings
@@ -15,16 +16,19 @@ from functools import partial
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.errors import ModelError
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, Buffer, Heap, smallest_limit
 from kerasmem.estimation.report import SPREAD, Bytes, MemoryReport
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.compiling import compile_model
 from kerasmem.models.document import is_factory_name
+from kerasmem.models.opening import with_policy
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import output_spec, step_targets
+from kerasmem.models.unchanged import state_restored
 from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.changes import OPTIMIZERS, Traits
 from kerasmem.recovery.transforms import head_start, takes_lora, with_lora, with_micro_batches
@@ -56,8 +60,11 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
     """
     values = {change["kind"]: change["value"] for change in changes}
     changed = replace(origin, dtype_policy=values.get("dtype_policy", origin.dtype_policy))
-    with changed.open_model() as opened:
-        model = opened.model
+    with contextlib.ExitStack() as stack:
+        if isinstance(origin.model, import_keras().Model):  # who calls this function restores it
+            model = with_policy(origin.model, changed.dtype_policy)
+        else:
+            model = stack.enter_context(changed.open_model()).model
         if "freeze" in values:
             for layer in model.layers[: head_start(model)]:
                 layer.trainable = False
@@ -66,16 +73,26 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
         if "recompute" in values:
             with warnings.catch_warnings():  # the saving is estimated and shown
                 warnings.simplefilter("ignore")
-                model = recompute(model, batch_size=rows, input_shape=origin.input_shape)
+                model = recompute(model, batch_size=rows, input_shape=_input_shapes(origin, model))
         _compile(model, origin, values)
         if "micro_batches" in values:
             model = with_micro_batches(model, values["micro_batches"])
     return model
 
 
+def _input_shapes(origin: StepSpec, model: Any) -> Any:
+    if origin.data is None:
+        return origin.input_shape
+    return {tensor.name: tensor.shape[1:] for tensor in origin.inputs(model)[1]}
+
+
 def _compile(model: Any, origin: StepSpec, values: Mapping[str, Any]) -> None:
     """Compile the changed model as the user's, with the optimizer of the changes."""
     training = origin.training()
+    if {"freeze", "lora"} & set(values) and model.compiled and model.optimizer.built:  # with slots of other weights
+        arguments = compile_arguments(model)
+        optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+        model.compile(**{**arguments, "optimizer": optimizer})
     if "optimizer" in values:
         lean = OPTIMIZERS[values["optimizer"]]
         training = replace(training, optimizer=lean.class_name.lower(), optimizer_config=lean.config)
@@ -95,7 +112,7 @@ def traits_of(origin: StepSpec, batch_size: int) -> Traits:
         KerasmemError: If the model cannot be opened or compiled.
     """
     keras = import_keras()
-    with random_state_kept(), weightless():
+    with random_state_kept(), weightless(), state_restored(origin):
         model = build(origin, [])
         layers = flatten_layers(model)
         start = head_start(model) if list(getattr(model, "layers", ())) else 0
@@ -182,7 +199,7 @@ def whole_arrays(spec: StepSpec, samples: int) -> WholeArrays:
         KerasmemError: If the model cannot be opened, or its shapes are unknown.
     """
     keras = import_keras()
-    with random_state_kept(), weightless():
+    with random_state_kept(), weightless(), state_restored(spec):
         model = build(spec, [])
         structure, inputs = spec.inputs(model)
         batch = next((tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None), 1)

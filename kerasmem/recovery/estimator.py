@@ -17,6 +17,7 @@ from kerasmem.recovery.changes import Change, order_changes
 
 # Changes without an estimate by XLA's compiler for a card, which takes the model through JAX.
 _TENSORFLOW_ONLY = {"recompute", "micro_batches"}
+_INPUTS = ("input_shape", "target_shape", "target_dtype", "sample_weight", "data")  # settings of the batch
 _SETTINGS = {"batch_size", "replicas", "jit_compile"}  # changes of settings rather than of the model
 
 
@@ -193,7 +194,7 @@ class StepEstimator:
             "device": self.target.name,
             "kernels": self.origin.kernels,
             "threads": self.origin.threads,
-            "input_shape": self.origin.input_shape,
+            **{name: getattr(self.origin, name) for name in _INPUTS},
         }
 
 

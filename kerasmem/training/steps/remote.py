@@ -188,6 +188,8 @@ def unpack(packed: dict[str, Any]) -> Any:
     keras.config.set_image_data_format(packed["image_data_format"])
     copy = pickle.loads(packed["copy"])  # sent by the parent
     model = copy.built()
+    if model.built:
+        model.optimizer.build(model.trainable_variables)
     model.run_eagerly = packed["run_eagerly"]
     model.jit_compile = packed["jit_compile"]
     return model
