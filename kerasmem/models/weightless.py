@@ -64,7 +64,8 @@ def weightless() -> Iterator[None]:
     add_by_shape = [vars(cls)[name] for cls in optimizer.__mro__ if name in vars(cls)][-1]
 
     def create_traced(create: Callable[..., None], variable: Any, initializer: Any, **options: Any) -> None:
-        with keras.StatelessScope(initialize_variables=False):
+        # A scope that infers the shapes of inner layers would initialize the variable when it ends.
+        with variables_stay_uninitialized(), keras.StatelessScope(initialize_variables=False):
             create(variable, initializer, **options)
         _giving.stack[-1](variable)
 

@@ -249,3 +249,28 @@ def test_layers_that_are_built_by_a_call_on_shapes_get_stand_ins_too():
     report = kerasmem.estimate(build, batch_size=8, input_shape="1:int32", method="graph")
     assert report.model.parameters == 6 * 3 + 3 + 3 * 2 + 2
     assert report.bytes.optimizer >= 2 * 4 * report.model.parameters
+
+
+def test_inner_layers_that_a_step_builds_get_stand_ins_too():
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(4)  # built by the shapes of `call`, inside the trace
+
+        def call(self, x):
+            return self.inner(x)
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.block(data))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    model = Own()
+    model.compile("sgd")
+    assert kerasmem.estimate(model, input_shape=(3,), method="graph").model.parameters == 3 * 4 + 4
