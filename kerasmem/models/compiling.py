@@ -270,7 +270,8 @@ def _read_parts(
             if name in bases or not lenient:
                 fix = f"--{name} NAME takes another one" if name in bases else "--loss NAME replaces loss and metrics"
                 raise UnknownLayerError(f"the {words} of its compile() {error}; {fix}") from error
-            caveats.append(f"the {words} of the file are left out: it {error}")
+            names = str(error).partition(";")[0].rpartition(": ")[2]
+            caveats.append(f"the {words} of the file are left out, as their code is missing: {names}")
         except (KerasmemError, RecursionError):
             raise
         except Exception as error:

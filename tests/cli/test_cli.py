@@ -51,6 +51,19 @@ def test_json_is_one_object(cli, model_file):
     assert data["settings"]["device"] == data["device"]["name"]
 
 
+def test_data_replaces_shapes_and_the_batch(cli, model_file, tmp_path):
+    script = tmp_path / "data.py"
+    script.write_text(
+        "import numpy as np\n\ndef get():\n    return np.zeros((8, 28, 28, 1)), np.zeros(8, 'int32'), np.ones(8)\n"
+    )
+    result = cli("estimate", model_file, "--data", f"{script}:get", "--method", "graph", "--json")
+    data = json.loads(result.out)
+    assert (data["settings"]["batch_size"], data["bytes"]["inputs"]) == (8, 8 * (28 * 28 * 4 + 4 + 4))
+    weighted = json.loads(cli("estimate", model_file, "-b", 8, "--sample-weight", "-m", "graph", "--json").out)
+    assert weighted["bytes"]["inputs"] == data["bytes"]["inputs"]
+    assert cli("estimate", model_file, "--data", f"{script}:other").code == 2
+
+
 def test_csv(cli, model_file):
     rows = list(csv.DictReader(io.StringIO(cli("estimate", model_file, "--csv", "--method", "formula").out)))
     assert sum(int(row["bytes"]) for row in rows) == 16_569_936
