@@ -91,14 +91,13 @@ def card(case: Case) -> Case:
     import keras
 
     from kerasmem.estimation import xla
-    from kerasmem.models.inputs import model_inputs
     from kerasmem.models.step import prepare_step
 
     request = request_of(case)
     with request.open_model() as opened:
-        structure, inputs = model_inputs(opened.model, {})
+        structure, inputs = request.inputs(opened.model)
         step = prepare_step(
-            opened.model, opened.training, structure, inputs, request.batch_size, request.mode, jit_compile=True
+            opened.model, request.training(), structure, inputs, request.samples, request.mode, jit_compile=True
         )
     lowered, _ = xla.lower(step, jax.devices()[0])
     compiled = lowered.compile()

@@ -187,7 +187,9 @@ def test_an_error_names_the_file(cli, tmp_path, monkeypatch):
     image = keras.Input((None, None, 3), name="image")
     keras.Model(image, keras.layers.Conv2D(2, 5)(image)).save(tmp_path / "open.keras")
     monkeypatch.chdir(tmp_path)
-    assert cli("estimate", "open.keras").err.startswith("Error: open.keras: input 'image' has unknown dimensions")
+    unknown = cli("estimate", "open.keras").err
+    assert unknown.startswith("Error: open.keras: inputs with unknown dimensions: 'image'")
+    assert "--input-shape image=224,224,3" in unknown
     few = cli("estimate", "open.keras", "--input-shape", "224,224").err
     assert few.startswith("Error: open.keras: --input-shape image must have 3 sizes")
     small = cli("estimate", "open.keras", "--input-shape", "2,2,3")
