@@ -224,7 +224,7 @@ def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any,
         if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
             kind = "sparse" if tensor.sparse else "ragged"
             raise UsageError(
-                f"input {input_name(tensor)!r} is {kind}, so its memory depends on its values; pass what fit gets: "
+                f"input {input_name(tensor)!r} is {kind}, so its memory depends on its values; pass the data of fit: "
                 "data=… (--data file.py:function)"
             )
     try:
@@ -237,7 +237,7 @@ def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any,
         inputs = ", ".join(f"{item.name!r} {_format(item.shape)}" for item in unknown)
         options = " ".join(f"--input-shape {item.name}={_example(item.shape[1:])}" for item in unknown)
         raise UsageError(
-            f"inputs with unknown dimensions: {inputs}; pass what fit gets (--data, data=…), or the sizes without the "
+            f"inputs with unknown dimensions: {inputs}; pass the data of fit (--data, data=…), or the sizes without the "
             f"batch, for example {options}"
         )
     return structure, flat
@@ -308,7 +308,7 @@ def _undeclared_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tupl
     arguments = step_arguments(model) or ()
     example = " ".join(f"--input-shape {name}={shape}" for name, shape in zip(arguments, _EXAMPLES, strict=False))
     raise UsageError(
-        f"model {model.name!r} does not declare the shape of {', '.join(arguments) or 'its input'}; pass what fit gets "
+        f"model {model.name!r} does not declare the shape of {', '.join(arguments) or 'its input'}; pass the data of fit "
         f"(--data, data=…), or its shape without the batch, for example {example or '--input-shape 224,224,3'}"
     )
 
