@@ -130,7 +130,7 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
         inner = config["inner_optimizer"]
         return cls(make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
     if config.get("exclude_layers"):  # patterns of Muon, which could be slow to match if a file provides them
-        raise ValueError("exclude_layers")
+        raise ValueError("exclude_layers has patterns, which are not read from files")
     known = cls().get_config()
     return cls.from_config({key: value for key, value in config.items() if key in known})
 
@@ -233,7 +233,8 @@ def compile_from_file(
         )
     if not trust:
         vocabulary.check_trust(parts)
-    read, caveats = _read_parts(parts, objects, trust, lenient=training.loss is not None)
+    with safe_mode(not trust):  # overrides a global setting
+        read, caveats = _read_parts(parts, objects, trust, lenient=training.loss is not None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the style of model code
@@ -323,37 +324,33 @@ class _Reader:
             return self._named(config)
         if not isinstance(config, dict):
             return config
-        keras, class_name, inner = import_keras(), config.get("class_name"), config.get("config")
+        class_name, inner = config.get("class_name"), config.get("config")
         if not isinstance(class_name, str):
             return {key: self.read(value) for key, value in config.items()}
-        if not isinstance(inner, dict):
-            return self._named(str(inner))
-        own = self._own(class_name)
-        if self.base is keras.Optimizer and own is None:
-            vocabulary.check_names({"class_name": class_name, "config": {}}, {})
-            rate = self._learning_rate(inner.get("learning_rate"))
-            return make_optimizer(class_name.rpartition(">")[2].lower(), {**inner, "learning_rate": rate})
-        if "module" in config:
-            vocabulary.check_names(config, self.objects)
-            return keras.saving.deserialize_keras_object(config, self.objects, safe_mode=not self.trust)
+        return self._object(config, class_name, inner) if isinstance(inner, dict) else self._named(str(inner))
+
+    def _object(self, config: dict[str, Any], class_name: str, inner: dict[str, Any]) -> Any:
+        """Create an object from its class name and settings."""
+        keras, own, name = import_keras(), self._own(class_name), class_name.rpartition(">")[2]
+        objects = self.objects if own is None else {**self.objects, class_name: own}
+        vocabulary.check_names(config, objects)
+        if "module" in config and (own is not None or self.base is not keras.Optimizer):
+            return keras.saving.deserialize_keras_object(config, objects, safe_mode=not self.trust)
         if own is not None:
             return own.from_config(inner)
-        cls: Any = getattr(keras.losses if self.base is keras.Loss else keras.metrics, class_name, None)
+        modules = {keras.Optimizer: keras.optimizers, keras.Loss: keras.losses}
+        cls: Any = getattr(modules.get(self.base, keras.metrics), name, None)
         if not _is_kind(cls, self.base):
-            vocabulary.check_names({**config, "module": None}, {})
-            raise ValueError(f"{class_name} is not a {self.base.__name__.lower()}")
+            raise ValueError(f"{class_name} is no {self.base.__name__.lower()}")
+        if self.base is keras.Optimizer:
+            rate: Any = 0.001  # a number needs no memory, whatever its value
+            if isinstance(inner.get("learning_rate"), dict):
+                rate = keras.optimizers.schedules.deserialize(inner["learning_rate"], objects)
+            return make_optimizer(name.lower(), {**inner, "learning_rate": rate})
         # Keras 2 had other arguments, and another default for `reduction`.
         known = inspect.signature(cls).parameters
-        is_default = inner.get("reduction") == "auto"
-        left_out = {"dtype", "reduction"} if is_default else {"dtype"}
+        left_out = {"dtype", "reduction"} if inner.get("reduction") == "auto" else {"dtype"}
         return cls.from_config({key: value for key, value in inner.items() if key in known and key not in left_out})
-
-    def _learning_rate(self, config: Any) -> Any:
-        """Return a schedule, or the default rate, since its value needs no memory."""
-        if not isinstance(config, dict):
-            return 0.001
-        vocabulary.check_names(config, self.objects)
-        return import_keras().optimizers.schedules.deserialize(config, self.objects)
 
     def _own(self, name: str) -> Any:
         """Return the user's class or function with this name or registered name, or None."""

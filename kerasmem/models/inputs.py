@@ -237,8 +237,8 @@ def model_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tuple[Any,
         inputs = ", ".join(f"{item.name!r} {_format(item.shape)}" for item in unknown)
         options = " ".join(f"--input-shape {item.name}={_example(item.shape[1:])}" for item in unknown)
         raise UsageError(
-            f"inputs with unknown dimensions: {inputs}; pass the data of fit (--data, data=…), or the sizes without the "
-            f"batch, for example {options}"
+            f"inputs with unknown dimensions: {inputs}; pass the data of fit (--data, data=…), or the sizes "
+            f"without the batch, for example {options}"
         )
     return structure, flat
 
@@ -308,8 +308,8 @@ def _undeclared_inputs(model: Any, settings: Mapping[str, ShapeSetting]) -> tupl
     arguments = step_arguments(model) or ()
     example = " ".join(f"--input-shape {name}={shape}" for name, shape in zip(arguments, _EXAMPLES, strict=False))
     raise UsageError(
-        f"model {model.name!r} does not declare the shape of {', '.join(arguments) or 'its input'}; pass the data of fit "
-        f"(--data, data=…), or its shape without the batch, for example {example or '--input-shape 224,224,3'}"
+        f"model {model.name!r} does not declare the shape of {', '.join(arguments) or 'its input'}; pass the data of "
+        f"fit (--data, data=…), or its shape without the batch, for example {example or '--input-shape 224,224,3'}"
     )
 
 
