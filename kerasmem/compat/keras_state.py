@@ -65,6 +65,11 @@ def names_restarted() -> Iterator[None]:
         yield
 
 
+def wraps_container(value: Any) -> bool:
+    """Return whether a value is TensorFlow's substitute for a list or dictionary in an attribute of a Keras object."""
+    return type(value).__module__.startswith("tensorflow.python.trackable")
+
+
 @contextlib.contextmanager
 def names_kept() -> Iterator[None]:
     """Continue the numbers in names of new objects, and restore them and the global seeds when the context ends."""

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from kerasmem.compat.keras_state import names_kept
+from kerasmem.compat.keras_state import names_kept, wraps_container
 from kerasmem.models.user_code import is_of_a_library
 
 # Instances of these packages are not changed by a trace, or hold a state outside of Python.
 _OPAQUE = frozenset({"tensorflow", "numpy", "jax", "jaxlib", "h5py", "threading", "_thread", "weakref", "concurrent"})
-_WRAPPERS = "tensorflow.python.trackable"  # lists and dictionaries in attributes of Keras's objects
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, range, ModuleType)
 _MOST_ITEMS = 100_000  # longer containers hold data, not layers
 _COPIES: dict[type, Callable[[Any], Any]] = {list: list.copy, dict: dict.copy, set: set.copy, deque: deque.copy}
@@ -85,7 +84,7 @@ def _states(roots: Iterable[Any]) -> Iterator[tuple[Any, type, Any]]:
 
 def _is_opaque(value: Any) -> bool:
     module = str(getattr(type(value), "__module__", ""))
-    return module.partition(".")[0] in _OPAQUE and not module.startswith(_WRAPPERS)
+    return module.partition(".")[0] in _OPAQUE and not wraps_container(value)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
@@ -102,7 +101,7 @@ def _references(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):
         return [value.__self__, value.__func__]
-    if type(value).__module__.startswith(_WRAPPERS):
+    if wraps_container(value):
         return [getattr(value, "__wrapped__", None)]
     if not isinstance(value, FunctionType):
         if is_of_a_library(value):

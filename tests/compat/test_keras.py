@@ -12,7 +12,14 @@ import tensorflow as tf
 
 from kerasmem.compat import keras_layers, keras_state, keras_training
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
-from kerasmem.compat.keras_state import give_value, handle_only, has_value, raw_value, stand_ins_for
+from kerasmem.compat.keras_state import (
+    give_value,
+    handle_only,
+    has_value,
+    raw_value,
+    stand_ins_for,
+    wraps_container,
+)
 from kerasmem.compat.keras_training import compile_arguments, compute_loss, loss_and_metrics_built, user_metrics
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.estimation.estimating import estimate
@@ -224,3 +231,10 @@ def test_losses_that_layers_add():
     layer(np.ones((2, 3)))
     assert keras_training.has_added_losses(layer)
     assert not keras_training.has_added_losses(layers.Dense(1, kernel_regularizer="l2"))
+
+
+def test_lists_in_attributes_are_recognised():
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([keras.Variable([1.0])])
+    kinds = [type(value) for value in vars(optimizer).values() if isinstance(value, list)]
+    assert any(wraps_container(value) for value in vars(optimizer).values()), kinds
