@@ -19,9 +19,13 @@ FLOAT32_BYTES = 4
 # graph mode on a CPU.
 MEASURED_LOW, MEASURED_HIGH = 0.30, 1.60
 
-# Layers with inner values that are much larger than their outputs (gates, attention scores). The formula
-# counts outputs only, and real steps took nearly six times its figure, so it has no upper end for them.
-OPAQUE = frozenset(package_data("kerasmem.estimation", "layers")["much more inside than they put out"])
+# Largest measured number of values that a loss or metric of Keras without large inner values (focal cross-entropy)
+# holds at once for each value of the model's outputs, including the output and the target.
+MEASURED_LOSS = 12
+
+# Largest measured number of values for each trained weight that the update of an optimizer of Keras (Adadelta, Ftrl)
+# holds beyond `MEASURED_HIGH` and the slots.
+MEASURED_UPDATE = 3
 
 
 def copies(mode: str) -> int:
@@ -69,36 +73,39 @@ def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train
     )
 
 
-def opaque_layers(layers: Iterable[LayerMemory]) -> list[str]:
-    """Return the names of layers with inner values that are not counted."""
-    return [row.name for row in layers if row.class_name in OPAQUE]
-
-
 def formula_bytes(
-    layers: Iterable[LayerMemory], batch_size: int, mode: str = "train", optimizer_bytes: int | None = None
+    layers: Iterable[LayerMemory],
+    batch_size: int,
+    mode: str = "train",
+    optimizer_bytes: int | None = None,
+    is_bounded: bool = True,
+    inner_bytes: int = 0,
 ) -> Bytes:
     """Return the formula by category, with an interval from measured steps.
 
     Bytes are at the true sizes of the dtypes. For an all-float32 model `total` is `formula(...).total_bytes`. The
-    interval is the formula times `MEASURED_LOW` and `MEASURED_HIGH`, plus the optimizer's slots, which the formula
-    leaves out. It has no upper end if the model has layers in `OPAQUE` or outputs of unknown size. Only training was
-    measured: in other modes the lower end is the weights, and the upper end None.
+    interval is the formula times `MEASURED_LOW` and `MEASURED_HIGH`, plus the optimizer's slots and the inner values of
+    losses and the update, which the formula leaves out. It has no upper end if inner values or outputs of the step have
+    an unknown size: real steps with attention scores took nearly six times the formula. Only training was measured: in
+    other modes the lower end is the weights, and the upper end None.
 
     Args:
         layers: one row for each layer and input.
         batch_size: samples.
         mode: "train", "evaluate" or "inference". Defaults to "train".
         optimizer_bytes: bytes of the optimizer's slots. Defaults to 0.
+        is_bounded: whether no part of the step has inner values that no row counts. Defaults to True.
+        inner_bytes: largest bytes of the inner values of losses, metrics and the update. Defaults to 0.
     """
     rows = share_out(layers, batch_size, mode)
     weights = sum(row.weight_bytes for row in rows)
     total = sum(row.bytes or 0 for row in rows)
     inputs = sum(row.bytes or 0 for row in rows if row.kind == "input")
-    unseen = opaque_layers(rows) or any(row.activation_elements is None for row in rows)
+    has_high = mode == "train" and is_bounded and all(row.activation_elements is not None for row in rows)
     return Bytes(
         total=total,
         low=max(int(total * MEASURED_LOW), weights) if mode == "train" else weights,
-        high=None if unseen or mode != "train" else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
+        high=int(total * MEASURED_HIGH) + (optimizer_bytes or 0) + inner_bytes if has_high else None,
         weights=weights,
         gradients=(copies(mode) - 1) * weights,
         activations=total - copies(mode) * weights - inputs,

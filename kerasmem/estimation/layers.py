@@ -8,23 +8,27 @@ Nothing is computed and no weight is read.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from kerasmem.compat.keras_layers import calls_replaced, flatten_layers, functional_class, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory
 from kerasmem.files import package_data
-from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_names import is_container
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.step import infer_by_call
+from kerasmem.models.user_code import is_of_a_library
 
 _OF_LAYERS = package_data("kerasmem.estimation", "layers")
 # The source of the formula counts the second as views.
 VIEWS = {*_OF_LAYERS["the same buffer under another shape"], *_OF_LAYERS["the identity outside training"]}
+_LARGE_INSIDE = frozenset(_OF_LAYERS["much more inside than they put out"])
 
 
 class Inferred(NamedTuple):
@@ -33,10 +37,12 @@ class Inferred(NamedTuple):
     Attributes:
         layers: one row for each input and layer.
         owners: name of the row that counts a weight, by the weight's id.
+        opaque: names of the called layers with inner values that no row counts.
     """
 
     layers: tuple[LayerMemory, ...]
     owners: dict[int, str]
+    opaque: tuple[str, ...] = ()
 
 
 @dataclass
@@ -78,6 +84,7 @@ def infer_layers(
     Raises:
         ModelError: If the model cannot be called on these shapes.
     """
+    _check_normalizations(model)
     flat = [tensor.tensor(batch_size) for tensor in inputs]
     recorder = _Recorder(model, [tensor.name for tensor in inputs])
     try:
@@ -93,7 +100,21 @@ def infer_layers(
     rows = [_input_row(tensor) for tensor in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.layers.values()]
     rows += _unused_rows(model, counted)
-    return Inferred(tuple(rows), counted)
+    return Inferred(tuple(rows), counted, tuple(recorder.opaque))
+
+
+def is_opaque(part: Any) -> bool:
+    """Return whether code of the user, or of a class with large inner values, computes a part of the step.
+
+    Args:
+        part: a layer, operation, loss, metric or optimizer, or the name of one.
+    """
+    if isinstance(part, str):
+        names = {re.sub(r".*>|_", "", name).lower() for name in import_keras().saving.get_custom_objects()}
+        return part.replace("_", "").lower() in {*names, *map(str.lower, _LARGE_INSIDE)}
+    attributes = [value for value in getattr(part, "__dict__", {}).values() if callable(value)]
+    names = {getattr(value, "__name__", type(value).__name__) for value in (type(part), part, *attributes)}
+    return bool(names & _LARGE_INSIDE) or not all(map(is_of_a_library, (part, *attributes)))
 
 
 class _Recorder:
@@ -105,6 +126,7 @@ class _Recorder:
         self._outer: list[Any] = []  # models and layers with calls in progress
         self._is_in_leaf = False
         self.layers: dict[int, _Record] = {}
+        self.opaque: dict[str, None] = {}  # names, in order
         # Tensors by id, with the name of the layer that made them; kept alive so that ids stay unique.
         self._sources: dict[int, tuple[Any, str]] = {}
 
@@ -118,6 +140,10 @@ class _Recorder:
         self._is_in_leaf = is_leaf = not (isinstance(layer, import_keras().Layer) and is_container(layer))
         path = "/".join([*(outer.name for outer in self._outer if outer is not self._model), layer.name])
         self._outer.append(layer)
+        parts = [*flatten_layers(layer)] if is_leaf and isinstance(layer, import_keras().Layer) else [layer]
+        parts += [item for item in import_keras().tree.flatten((args, kwargs)) if isinstance(item, FunctionType)]
+        if any(map(is_opaque, parts)):
+            self.opaque[path] = None
         try:
             outputs = call(layer, *args, **kwargs)
         finally:
@@ -137,6 +163,16 @@ class _Recorder:
 
     def _record_sources(self, tensors: Iterable[tuple[Any, str]]) -> None:
         self._sources.update((id(tensor), (tensor, name)) for tensor, name in tensors)
+
+
+def _check_normalizations(model: Any) -> None:
+    """Refuse layers that TensorFlow cannot run: their constants would belong to the graph of their first call."""
+    for layer in [] if runs_on_jax() else flatten_layers(model):
+        if isinstance(layer, import_keras().layers.Normalization) and not layer.built:
+            raise ModelError(
+                f"layer {layer.name!r} (Normalization) must be built before its first step; call its adapt(data), or "
+                "build(input_shape) if it has mean and variance"
+            )
 
 
 def _tensors(outputs: Any) -> list[Any]:

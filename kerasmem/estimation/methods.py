@@ -218,7 +218,9 @@ def _check_traced(name: str, step: ShapedStep) -> str | None:
 
 
 def _formula(step: ShapedStep) -> Outcome:
-    need = formula_bytes(step.layers, step.batch_size, step.spec.mode, step.slots)
+    is_bounded = not step.opaque
+    inner = step.inner_bytes() if is_bounded else 0
+    need = formula_bytes(step.layers, step.batch_size, step.spec.mode, step.slots, is_bounded, inner)
     return Outcome(
         **vars(need),
         method="formula",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.estimation.formula import formula, share_out
-from kerasmem.estimation.layers import Inferred, infer_layers
+from kerasmem.estimation.formula import FLOAT32_BYTES, MEASURED_LOSS, MEASURED_UPDATE, formula, share_out
+from kerasmem.estimation.layers import Inferred, infer_layers, is_opaque
 from kerasmem.estimation.report import Formula, LayerMemory
-from kerasmem.models.backend import runs_on_jax
+from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.compiling import TrainingSettings, compile_model, loss_name, optimizer_name
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel
@@ -18,6 +19,7 @@ from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, o
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import PreparedStep, output_spec, prepare_step, trace_step
+from kerasmem.models.user_code import compiled_parts
 
 LARGEST_TRACED_BATCH = 1024
 
@@ -95,6 +97,17 @@ class ShapedStep:
         return (*self.opened.caveats, *(self.cache.assumptions or ()), *of_data)
 
     @property
+    def opaque(self) -> tuple[str, ...]:
+        """The names of the step's parts with inner values that no row counts."""
+        model, names = self.opened.model, [*self.inferred.opaque]
+        if self.spec.mode == "train":
+            names += ["train_step"] if has_own_step(model) else []
+            names += [] if self.slots is not None else ["optimizer"]
+            parts = [part for part in compiled_parts(model) if is_opaque(part)]
+            names += [getattr(part, "name", getattr(part, "__name__", str(part))) for part in parts]
+        return tuple(names)
+
+    @property
     def rows(self) -> list[str]:
         """The names of the layers in the report."""
         return [row.name for row in self.layers]
@@ -107,6 +120,18 @@ class ShapedStep:
             name: [(variable_bytes(weight), owners.get(id(weight))) for weight in group]
             for name, group in groups.items()
         }
+
+    def inner_bytes(self) -> int:
+        """Return the largest bytes of the inner values of Keras's losses, metrics and optimizers in a training step."""
+        model = self.opened.model
+        if self.spec.mode != "train":
+            return 0
+        flat = [tensor.tensor(self.batch_size) for tensor in self.inputs]
+        outputs = import_keras().tree.flatten(output_spec(model, self.structure, flat))
+        elements = sum(math.prod(size or 1 for size in tensor.shape) for tensor in outputs)
+        losses = max(len(compiled_parts(model)) - 1, 1)  # without the optimizer
+        trained = sum(map(variable_bytes, model.trainable_variables))
+        return MEASURED_LOSS * FLOAT32_BYTES * elements * losses + MEASURED_UPDATE * trained
 
     def prepare(self, jit_compile: bool) -> PreparedStep:
         """Prepare the step, or adapt the last one of the same mode and execution."""

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from kerasmem.estimation.formula import opaque_layers
 from kerasmem.estimation.report import Bytes, LayerMemory, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.units import GIB, MIB
@@ -113,8 +112,8 @@ def not_in_the_formula(step: ShapedStep) -> tuple[Unmodelled, ...]:
         missing.insert(0, Unmodelled(f"optimizer slots of {slots}", why, step.slots))
     if unknown := [row.name for row in layers if row.activation_elements is None]:
         missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
-    if opaque := opaque_layers(layers):
-        why = "gates, states and attention scores are often many times the output, so the upper end is unknown"
+    if opaque := list(step.opaque):
+        why = "it may take many times the output (gates, attention scores, own code), so the upper end is unknown"
         missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
     if step.spec.replicas > 1 and is_training:
         missing.append(Unmodelled("gradient exchange", "replicas copy gradients to buffers for the exchange"))

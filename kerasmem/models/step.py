@@ -22,11 +22,12 @@ from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_left_out
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
-from kerasmem.models.compiling import TrainingSettings, compile_model, sparse_losses
+from kerasmem.models.compiling import TrainingSettings, compile_model, loss_name, sparse_losses
 from kerasmem.models.data import Batch, Leaf
 from kerasmem.models.inputs import ByKeyword, ModelInput, TargetSettings, WithNumbers, by_place, data_inputs
 from kerasmem.models.op_names import record_scopes
 from kerasmem.models.own_step import has_call, has_own_step, optimizers_of, variables_of
+from kerasmem.models.user_code import is_of_a_library
 from kerasmem.models.weightless import placeholders_for, with_stand_ins
 
 _STEPS = {"train": "train_step", "evaluate": "test_step", "inference": "predict_step"}
@@ -155,6 +156,7 @@ def prepare_step(
             prepared = PreparedStep(model, x, y, mode, jit_compile, assumptions, sample_weight)
         else:
             prepared = _prepare_batch(model, batch, mode, jit_compile, assumptions)
+        _check_targets(prepared, "data" if batch is not None else "target_shape (--target-shape)")
         if known is None and not (has_own_step(model) or (batch is not None and batch.is_irregular)):
             _build(prepared, outputs())
         elif known is None and runs_on_jax():  # TensorFlow builds it during the trace
@@ -218,7 +220,13 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         except Exception as error:
             reason = f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
             if has_own_step(prepared.model):
-                reason += f"; its argument was {prepared.data}, see --input-shape and --target-shape"
+                values = {"x": prepared.x, "y": prepared.y, "sample_weight": prepared.sample_weight}
+                known = ", ".join(name for name, value in values.items() if value is not None)
+                reason = (
+                    f"the step of model {prepared.model.name!r} cannot be traced on ({known}); pass data=(x, y) or "
+                    f"data=(x, y, sample_weight), or see --input-shape and --target-shape: {keras_reason(error)}; its "
+                    f"argument was {prepared.data}"
+                )
             raise ModelError(reason) from error
     forget_gradients(function.graph)  # it has its gradients, and the entries would keep it alive
     for variable in function.graph.variables:  # those of the user's code without Keras
@@ -241,6 +249,23 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         scopes=recorded.scopes,
         optimizers=tuple(str(item.name) for item in optimizers_of(prepared.model) if prepared.mode == "train"),
     )
+
+
+def _check_targets(prepared: PreparedStep, argument: str) -> None:
+    """Refuse a batch without the targets that Keras's own step needs.
+
+    Raises:
+        TargetsError: If the model has a loss, and the batch has no targets.
+    """
+    model = prepared.model
+    if prepared.y is not None or not model.loss:
+        return
+    methods = (getattr(type(model), name) for name in (_STEPS[prepared.mode], "compute_loss"))
+    if all(map(is_of_a_library, methods)):
+        raise TargetsError(
+            f"{argument} must give the targets (y) of the loss {loss_name(model)!r} of model {model.name!r}; got none. "
+            "Pass data=(x, y), or their shape"
+        )
 
 
 def _prepare_batch(

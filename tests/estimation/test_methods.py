@@ -9,7 +9,7 @@ import pytest
 
 from kerasmem.devices import host
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
+from kerasmem.errors import KerasmemError, MissingExtraError, ModelError, UsageError
 from kerasmem.estimation import methods
 from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.methods import METHODS, Method
@@ -52,7 +52,7 @@ def ask(monkeypatch):
         for name in EXECUTION:
             monkeypatch.setitem(METHODS, name, replace(METHODS[name], outcome=answer_of(name)))
         spec = StepSpec(model, 8, method, jit_compile=jit_compile, replicas=replicas)
-        with spec.open_model(shapes_only=True) as opened:
+        with spec.open_model() as opened:
             step = shape_step(spec, target, opened, StepCache())
             formula = replace(step.formula, total_bytes=formula_bytes)
             step = replace(step, formula=formula, opened=replace(opened, model=model))
@@ -201,7 +201,7 @@ def test_figures_of_a_method_are_the_reports(monkeypatch):
     assert report.pool == Pool(80, 100, 200)
 
 
-def test_a_live_model_that_cannot_be_rebuilt_has_the_formula():
+def test_a_live_model_that_cannot_be_rebuilt_is_traced():
     class Odd(keras.Model):
         def __init__(self, thing):
             super().__init__()
@@ -217,7 +217,97 @@ def test_a_live_model_that_cannot_be_rebuilt_has_the_formula():
     odd = Odd(object())
     odd.build((None, 3))
     report = estimate(odd, input_shape=(3,))
-    assert report.settings.method == "formula"
-    assert any("cannot be rebuilt from its configuration" in note for note in report.notes)
-    with pytest.raises(UsageError, match="pass a function that builds it"):
-        estimate(odd, input_shape=(3,), method="graph")
+    assert report.settings.method == "graph" and report.model.parameters == 8
+
+
+class OwnAttention(layers.MultiHeadAttention):
+    """Keras's layer under another name."""
+
+
+class Pairs(layers.Layer):
+    """All pairs of a row's values, reduced to their mean."""
+
+    def call(self, x):
+        return keras.ops.mean(x[:, :, None] * x[:, None, :], axis=2)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        keras.ops.matmul(data[0], keras.ops.transpose(data[0]))
+        return super().train_step(data)
+
+
+def twice(x):
+    return 2 * x
+
+
+def all_pairs(y, prediction):
+    return keras.ops.mean(keras.ops.square(y[:, None] - prediction[None]))
+
+
+class Largest(keras.metrics.Mean):
+    pass
+
+
+def attention(inputs):
+    rows = layers.Reshape((8, 1))(inputs)
+    return layers.Flatten()(OwnAttention(2, 2, name="part")(rows, rows))
+
+
+def pairs(inputs):
+    return Pairs(name="part")(inputs)
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        (attention, {}),
+        (pairs, {}),
+        (layers.Lambda(twice, name="part"), {}),
+        (layers.Dense(2, activation=twice, name="part"), {}),
+        (layers.SpectralNormalization(layers.Dense(2, kernel_regularizer=lambda w: 0.0), name="part"), {}),
+        (lambda x: keras.ops.vectorized_map(twice, x), {}),
+        (layers.Dense(2), {"base": OwnStep}),
+        (layers.Dense(2), {"loss": all_pairs}),
+        (layers.Dense(2), {"metrics": [Largest(name="part")]}),
+        (layers.Dense(2), {"weighted_metrics": [keras.metrics.AUC(name="part")]}),
+    ],
+)
+def test_the_formula_has_no_upper_end_with_code_of_the_user(part, options):
+    inputs = keras.Input((8,))
+    options = {"loss": "mse", **options}
+    model = options.pop("base", keras.Model)(inputs, layers.Dense(1)(part(inputs)))
+    model.compile("sgd", **options)
+    report = estimate(model, method="formula", device="16GB")
+    assert (report.bytes.high, report.device.verdict) == (None, "too close to call")
+    assert [entry for entry in report.unmodelled if entry.what.startswith("the inside of")]
+    plain = keras.Model(inputs, layers.Dense(1)(layers.Dense(2, activation="relu")(inputs)))
+    plain.compile("sgd", "mse", metrics=["mae"])
+    assert estimate(plain, method="formula").bytes.high
+
+
+@pytest.mark.parametrize("loss", ["binary_focal_crossentropy", "mse"])
+def test_the_upper_end_of_the_formula_has_the_inner_values_of_the_loss(loss):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4096)])
+    model.compile("sgd", loss, metrics=["categorical_accuracy"])
+    graph = estimate(model, method="graph", batch_size=512)
+    assert estimate(model, method="formula", batch_size=512).bytes.high >= graph.peak
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adadelta", "lion"])
+def test_the_upper_end_of_the_formula_has_the_inner_values_of_the_update(optimizer):
+    model = keras.Sequential([keras.Input((1024,)), layers.Dense(1024)])
+    model.compile(optimizer, "mse")
+    high = estimate(model, method="formula", batch_size=4).bytes.high
+    assert high >= estimate(model, method="graph", batch_size=4).peak
+
+
+def test_a_normalization_must_be_built_before_its_first_step():
+    """TensorFlow cannot use the constants of a layer that is built in a graph."""
+    model = keras.Sequential([layers.Normalization(name="scale"), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for method in ("auto", "graph", "formula"):
+        with pytest.raises(ModelError, match=r"'scale'.*adapt"):
+            estimate(model, input_shape=(8,), method=method)
+    model.layers[0].build((None, 8))
+    assert estimate(model, input_shape=(8,)).settings.method == "graph"

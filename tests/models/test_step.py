@@ -11,7 +11,7 @@ from kerasmem.estimation.estimating import estimate
 from kerasmem.models.compiling import TrainingSettings
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
-from kerasmem.models.step import prepare_step, trace_step
+from kerasmem.models.step import TargetsError, prepare_step, trace_step
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -45,7 +45,7 @@ import resource, sys, keras
 from kerasmem.models.compiling import TrainingSettings
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
-from kerasmem.models.step import prepare_step, trace_step
+from kerasmem.models.step import TargetsError, prepare_step, trace_step
 
 def build():
     model = keras.Sequential([keras.Input((31_250,)), keras.layers.Dense(32_000), keras.layers.Dense(1)])
@@ -273,3 +273,30 @@ def test_a_live_model_is_not_touched(method):
     assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
     assert model.optimizer is optimizer
     model.fit(x, y, verbose=0)
+
+
+class Unpacking(keras.Model):
+    """A model whose own step unpacks its argument."""
+
+    def train_step(self, data):
+        x, y, weights = data
+        return super().train_step((x, y, weights))
+
+
+@pytest.mark.parametrize("options", [{"target_shape": "none"}, {"data": np.ones((4, 6), "float32")}])
+@pytest.mark.parametrize("method", ["auto", "graph"])
+def test_a_step_without_targets_names_the_missing_argument(options, method):
+    name = next(iter(options))
+    with pytest.raises(TargetsError, match=rf"^{name}.*targets \(y\).*mse.*data=\(x, y\)"):
+        estimate(classifier("mse"), batch_size=4, method=method, **options)
+
+
+def test_a_step_of_its_own_names_the_arguments_that_it_got():
+    inputs = keras.Input((6,))
+    model = Unpacking(inputs, layers.Dense(3)(inputs))
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 6), "float32"), np.ones((4, 3), "float32")
+    for data, known in ((x, "x"), ((x, y), "x, y")):
+        with pytest.raises(ModelError, match=rf"traced on \({known}\); pass data=\(x, y\)"):
+            estimate(model, data=data, method="graph")
+    assert estimate(model, data=(x, y, np.ones(4, "float32")), method="graph").settings.loss == "mse"
