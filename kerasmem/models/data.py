@@ -61,7 +61,9 @@ class Leaf:
         import numpy
 
         keras, parts = import_keras(), self.parts()
-        arrays = [keras.ops.zeros(shape, dtype) for shape, dtype in parts]
+        arrays: list[Any] = [
+            numpy.full(shape, b"") if dtype == "string" else keras.ops.zeros(shape, dtype) for shape, dtype in parts
+        ]
         if self.rows:
             ends = [length for length, *_ in (*self.rows[2:], self.rows[0])]
             for index, end in enumerate(ends):
@@ -199,7 +201,7 @@ def _element(adapter: Any, size: int | None) -> tuple[Any, int, bool]:
     specs: list[Any] = [spec for spec in tree.flatten(dataset.element_spec) if isinstance(spec, _tensor_specs())]
     if not specs:
         raise ValueError("it has no tensors")
-    size = size or specs[0].shape[0] or dataset_batch_size(dataset)
+    size = specs[0].shape[0] or size or dataset_batch_size(dataset)
     is_known = all(isinstance(spec, tf.TensorSpec) and None not in spec.shape[1:] for spec in specs)
     if size is not None and is_known:
         known = int(size)

@@ -270,7 +270,10 @@ def test_a_dataset_with_known_shapes_is_not_iterated():
 
     specs = tuple(tf.TensorSpec((16, width), "float32") for width in (32, 64))
     dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
-    assert kerasmem.estimate(build("short names"), data=dataset, method="formula").settings.batch_size == 16
+    model = build("short names")
+    assert kerasmem.estimate(model, data=dataset, method="formula").settings.batch_size == 16
+    larger = kerasmem.estimate(model, data=dataset, batch_size=64, method="graph")
+    assert (larger.settings.batch_size, larger.bytes.inputs) == (64, 64 * (32 + 64) * 4)
     assert not read
 
 
