@@ -22,6 +22,7 @@ supports_jit = Borrowed("keras.src.trainers.trainer:model_supports_jit", feature
 _RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method 'graph' for a card"
 CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok", feature=_CUDNN)
 SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
+BROADCAST = Borrowed("keras.src.ops:broadcast_to", feature="estimates of huge Normalization layers in little memory")
 _LARGE_CONSTANT = 2**20  # elements
 _FUNCTIONAL = "keras.src.models.functional"
 _RECOMPUTE = "kerasmem.recompute"
@@ -108,23 +109,42 @@ def calls_replaced(function: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def normalizations_untouched() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def normalizations_untouched() -> Iterator[None]:
     """Reserve the constants of large `Normalization` layers in this thread without touching their memory.
 
-    The constants are copies of variables, which Keras would allocate for them.
+    The constants are copies of variables, which Keras would allocate for them, or a given mean and variance for each
+    input.
     """
     import keras
 
-    def finalize(finalize_state: Callable[[Any], None], layer: Any) -> None:
-        shape = getattr(layer, "_broadcast_shape", ())
-        is_adapted = layer.built and layer.input_mean is None
-        if keras.backend.backend() != "tensorflow" or not is_adapted or math.prod(shape) < _LARGE_CONSTANT:
-            finalize_state(layer)
-        else:
-            layer.mean = unwritten_tensor(shape, layer.compute_dtype)
-            layer.variance = unwritten_tensor(shape, layer.compute_dtype)
+    def is_large(shape: Sequence[int]) -> bool:
+        return keras.backend.backend() == "tensorflow" and math.prod(shape) >= _LARGE_CONSTANT
 
-    return patch(keras.layers.Normalization, "finalize_state", finalize)
+    def reserve(layer: Any) -> None:
+        layer.mean = unwritten_tensor(layer._broadcast_shape, layer.compute_dtype)
+        layer.variance = unwritten_tensor(layer._broadcast_shape, layer.compute_dtype)
+
+    def finalize(finalize_state: Callable[[Any], None], layer: Any) -> None:
+        is_adapted = layer.built and layer.input_mean is None
+        if is_adapted and is_large(getattr(layer, "_broadcast_shape", ())):
+            reserve(layer)
+        else:
+            finalize_state(layer)
+
+    def broadcast(broadcast_to: Callable[..., Any], x: Any, shape: Sequence[int]) -> Any:
+        fits = all(size in (1, whole) for size, whole in zip(x.shape, shape, strict=False))  # scalar or same rank
+        return x if fits and is_large(shape) else broadcast_to(x, shape)
+
+    def build(build_layer: Callable[[Any, Any], None], layer: Any, input_shape: Any) -> None:
+        with patch(*BROADCAST.owner(), broadcast) if BROADCAST.exists() else contextlib.nullcontext():
+            build_layer(layer, input_shape)
+        if layer.built and layer.input_mean is not None and is_large(layer._broadcast_shape):
+            reserve(layer)
+
+    layer_class = keras.layers.Normalization
+    with patch(layer_class, "finalize_state", finalize), patch(layer_class, "build", build):
+        yield
 
 
 def unwritten_tensor(shape: Sequence[int], dtype: Any) -> Any:
