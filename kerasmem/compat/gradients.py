@@ -1,4 +1,4 @@
-"""Find living objects, and free deleted graphs in TensorFlow's registry of gradients.
+"""Free deleted graphs in TensorFlow's registry of gradients.
 
 Each traced `tf.custom_gradient` adds an entry "CustomGradient-N" to a registry of the process. One operation of its
 graph has the entry's name, by which the graph is differentiated, copied or exported. The entry's function references
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import re
 import threading
 import weakref
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.living import living_objects
 
 _FEATURE = "freeing trained models (kerasmem.clear_session)"
 _CONTEXT_MODULE = "tensorflow.python.eager.context"
@@ -205,17 +205,3 @@ def _bytes_behind(handle: Any) -> int:
 
     parts = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())
     return sum((tf.TensorShape(part.shape).num_elements() or 0) * tf.as_dtype(part.dtype).size for part in parts)
-
-
-_NO_TUPLES: dict[type, Any] = {tuple: ()}  # replaces a group of tuples
-
-
-def living_objects() -> list[Any]:
-    """Return the objects that the garbage collector tracks, except plain tuples and frozen objects.
-
-    This is a single C call, so no other thread runs during it.
-    """
-    everything = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
-    # The None at the end keeps groupby from referencing the last object.
-    by_type = itertools.groupby(itertools.chain(everything, [None]), key=type)
-    return list(itertools.chain.from_iterable(itertools.starmap(_NO_TUPLES.get, by_type)))

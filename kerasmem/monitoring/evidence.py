@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kerasmem.compat.gradients import living_objects
+from kerasmem.compat.living import living_objects
 from kerasmem.models.freeing import FREEING, kept_bytes
 from kerasmem.records import Record
 from kerasmem.units import format_size

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.compat.gradients import living_objects
+from kerasmem.compat.living import living_objects
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent
 from kerasmem.models.own_step import variables_of
 from kerasmem.profiling.results import TimelinePoint
