@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -258,7 +259,9 @@ def _call_factory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> An
             return build(**arguments)
     except KerasmemError:
         raise
-    except ValueError:  # the model may reuse an older layer with the same name
+    except ValueError as error:  # the model may reuse an older layer with the same name
+        if not {"name", "unique"} <= {word.removesuffix("s") for word in re.findall(r"\w+", str(error).lower())}:
+            raise
         return build(**arguments)
 
 

@@ -271,6 +271,18 @@ def test_a_factory_names_its_layers_as_in_a_new_process():
     assert estimate(lambda: build(old)).model.parameters == 10 + 6 + 6
 
 
+def test_a_factory_that_raises_value_error_runs_once():
+    calls = []
+
+    def build():
+        calls.append(None)
+        raise ValueError("width must be positive")
+
+    with pytest.raises(ModelError, match="width must be positive"):
+        estimate(build)
+    assert len(calls) == 1
+
+
 def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
     (tmp_path / "random.py").write_text("def build(): return 4\n")
     assert import_user_module(f"{tmp_path}/random.py", "model")["build"]() == 4
