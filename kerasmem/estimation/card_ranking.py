@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +10,12 @@ from typing_extensions import Unpack
 from kerasmem.devices.catalogue import all_cards, find_card
 from kerasmem.errors import UsageError
 from kerasmem.estimation.estimating import EstimateSession
-from kerasmem.estimation.graph.cuda import channels_last
+from kerasmem.estimation.methods import METHODS
 from kerasmem.estimation.report import FITS, VERDICTS, MemoryReport, verdict
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.records import Record
 
 _FIRST = "t4"  # with a card named, `auto` plans for a GPU
-# The part of a card's compute capability that a method depends on. Other methods do not depend on the card.
-_KINDS: dict[str, Callable[[tuple[int, int]], Any]] = {"gpu-target": tuple, "graph": channels_last}
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
     spec = replace(spec, device=_FIRST)
     with EstimateSession(spec) as session:
         first = session.estimate()
-        kind_of = _KINDS.get(first.settings.method, lambda capability: None)
+        kind_of = METHODS[first.settings.method].card_part
         kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}
         # XLA's compiler does not know every card of the catalogue. For the others "auto" chooses another method.
         method = spec.method if first.settings.method == "gpu-target" else first.settings.method

@@ -17,6 +17,7 @@ from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels, kerne
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.graph.build import build_program, step_variables
+from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import Bytes, LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
@@ -41,11 +42,13 @@ class Method:
         unavailable: returns the reason why the method cannot estimate a step, or None.
         outcome: estimates a step, or raises KerasmemError.
         is_of_cpu: returns whether an outcome is of this machine's CPU even if a card is named.
+        card_part: returns the part of a card's compute capability that the method depends on, or None.
     """
 
     unavailable: Callable[[ShapedStep], str | None]
     outcome: Callable[[ShapedStep], Outcome]
     is_of_cpu: Callable[[Outcome], bool] = lambda outcome: False
+    card_part: Callable[[tuple[int, int]], Any] = lambda capability: None
 
 
 def step_outcome(step: ShapedStep) -> Outcome:
@@ -330,9 +333,9 @@ def _jax_has_gpu() -> bool:
 
 METHODS: dict[str, Method] = {
     "formula": Method(lambda step: None, _formula),
-    "graph": Method(partial(_check_traced, "graph"), _graph),
+    "graph": Method(partial(_check_traced, "graph"), _graph, card_part=channels_last),
     "xla": Method(partial(_check_traced, "xla"), _xla, lambda outcome: not _jax_has_gpu()),
-    "gpu-target": Method(_why_no_plan, _gpu_target),
+    "gpu-target": Method(_why_no_plan, _gpu_target, card_part=tuple),
     "probe": Method(_why_no_steps, _probe, lambda outcome: outcome.ran_on == "CPU:0"),
 }
 
