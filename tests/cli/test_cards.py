@@ -15,7 +15,9 @@ from kerasmem.estimation.estimating import EstimateSession, estimate
 
 @pytest.fixture(scope="module")
 def model():
-    model = keras.Sequential([keras.Input((256, 256, 3)), keras.layers.Conv2D(64, 3), keras.layers.GlobalMaxPooling2D()])
+    model = keras.Sequential(
+        [keras.Input((256, 256, 3)), keras.layers.Conv2D(64, 3), keras.layers.GlobalMaxPooling2D()]
+    )
     model.compile("sgd", "mse")
     return model
 
