@@ -93,9 +93,7 @@ def infer_layers(
     except KerasmemError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{tensor.name} {tensor.shape[1:]}" for tensor in inputs)
-        prefix = f"{source}: " if source else ""
-        raise ModelError(f"{prefix}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
+        raise not_callable(model, inputs, source, error) from error
     counted: dict[int, str] = {}
     rows = [_input_row(tensor) for tensor in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.layers.values()]
@@ -115,6 +113,13 @@ def is_opaque(part: Any) -> bool:
     attributes = [value for value in getattr(part, "__dict__", {}).values() if callable(value)]
     names = {getattr(value, "__name__", type(value).__name__) for value in (type(part), part, *attributes)}
     return bool(names & _LARGE_INSIDE) or not all(map(is_of_a_library, (part, *attributes)))
+
+
+def not_callable(model: Any, inputs: list[ModelInput], source: str, error: Exception) -> ModelError:
+    """Return the error of a model that cannot be called on its inputs."""
+    shapes = ", ".join(f"{tensor.name} {tensor.shape[1:]}" for tensor in inputs)
+    prefix = f"{source}: " if source else ""
+    return ModelError(f"{prefix}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}")
 
 
 class _Recorder:

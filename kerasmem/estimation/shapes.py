@@ -9,7 +9,7 @@ from typing import Any
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.formula import FLOAT32_BYTES, MEASURED_LOSS, MEASURED_UPDATE, formula, share_out
-from kerasmem.estimation.layers import Inferred, infer_layers, is_opaque
+from kerasmem.estimation.layers import Inferred, infer_layers, is_opaque, not_callable
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.compiling import TrainingSettings, compile_model, loss_name, optimizer_name
@@ -159,11 +159,14 @@ def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel,
     # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
     training = spec.training()
-    if cache.assumptions is None and spec.mode != "inference":
 
-        def outputs() -> Any:
+    def outputs() -> Any:
+        try:
             return output_spec(opened.model, structure, [tensor.tensor(traced) for tensor in inputs])
+        except Exception as error:  # the model may raise anything
+            raise not_callable(opened.model, inputs, _source(opened), error) from error
 
+    if cache.assumptions is None and spec.mode != "inference":
         cache.assumptions = compile_model(opened.model, training, outputs)
     if traced not in cache.inferred:
         cache.inferred[traced] = _infer(spec.mode, opened, training, structure, inputs, traced)
@@ -192,6 +195,10 @@ def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel,
         optimizer=optimizer,
         notes=notes if training.batch is None else (*notes, *training.batch.notes),
     )
+
+
+def _source(opened: OpenedModel) -> str:
+    return "" if opened.source == OBJECT_SOURCE else opened.source
 
 
 def _slot_bytes(model: Any) -> int | None:
@@ -244,7 +251,7 @@ def _infer(
     its own training step has optimizers or takes other inputs than `call`, or with sparse or ragged data. On JAX the
     model is always called.
     """
-    model, source = opened.model, "" if opened.source == OBJECT_SOURCE else opened.source
+    model, source = opened.model, _source(opened)
     on_tensorflow, is_own = not runs_on_jax(), mode == "train" and has_own_step(model)
     is_irregular = training.batch is not None and training.batch.is_irregular
 

@@ -26,12 +26,13 @@ from kerasmem.models import user_code, vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.compiling import TrainingSettings, compile_from_file
 from kerasmem.models.document import ModelDocument, check_factory_name, check_model_name, is_factory_name, read_document
-from kerasmem.models.keras2 import Keras2Translator, is_keras2
+from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
 from kerasmem.models.own_step import as_loop, compiles_as_keras, has_own_compile_config, takes_settings
 from kerasmem.models.unchanged import state_restored
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
+_MOST_UNROLLED = 2000  # steps of a recurrent layer
 _PLAIN = (bool, int, float, str, type(None))
 _BESIDE_THE_MODEL = ("compile_config", "keras_version", "backend")
 
@@ -173,7 +174,37 @@ def _build(document: ModelDocument, objects: Mapping[str, Any], trust: bool, dty
     vocabulary.check_graph(config)
     if dtype_policy is not None:
         config = vocabulary.with_dtype_policy(config, dtype_policy)
-    return _deserialize(config, objects, trust)
+    unrolled = _roll(config)
+    model = _deserialize(config, objects, trust)
+    _unroll(model, unrolled)
+    return model
+
+
+def _roll(config: Any) -> set[str]:
+    """Set `unroll` of recurrent layers to False, so that building the model is fast, and return their names."""
+    names = set()
+    for node in vocabulary.dictionaries(config):
+        settings = node.get("config")
+        if node.get("class_name") in RECURRENT and isinstance(settings, dict) and settings.get("unroll"):
+            settings["unroll"] = False
+            names.add(str(settings.get("name")))
+    return names
+
+
+def _unroll(model: Any, names: set[str]) -> None:
+    """Set `unroll` of recurrent layers to True.
+
+    Raises:
+        ModelFileError: If tracing so many steps would take hours.
+    """
+    for layer in flatten_layers(model) if names else ():
+        if layer.name in names and hasattr(layer, "unroll"):
+            _, steps, *_ = (layer.get_build_config() or {}).get("input_shape") or (None, None)
+            if steps is not None and steps > _MOST_UNROLLED:
+                raise ModelFileError(
+                    f"layer {layer.name!r} unrolls {steps:,} steps, more than {_MOST_UNROLLED:,}; set unroll=False"
+                )
+            layer.unroll = True
 
 
 def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool) -> Any:
