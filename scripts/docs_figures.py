@@ -173,6 +173,19 @@ def kernels() -> str:
 
 
 @part
+def keras_io() -> str:
+    rows = []
+    for kind, name in _KERNELS.items():
+        summary = results("keras_io")["summary"][kind]
+        if summary["answered"]:
+            of_examples = f"{summary['answered']} of {summary['estimated']}"
+            _, median, p95 = errors(summary | {"rows": None})
+            rows.append((name, of_examples, median, p95, f"{summary['covered_percent']:.0f} %"))
+    columns = "CPU kernels|>answered|>median error|>95th percentile|>all steps in the interval"
+    return table(columns, rows)
+
+
+@part
 def estimate_cost() -> str:
     rows = []
     for row in results("estimate_cost")["rows"]:

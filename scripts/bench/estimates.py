@@ -157,10 +157,10 @@ def store(row: Row, part: str, value: Any, text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {part:9} {row.key:58} {text}", file=sys.stderr, flush=True)
 
 
-def in_a_process(part: str, row: dict[str, Any], limit_mib: int | None = None) -> dict[str, Any]:
+def in_a_process(part: str, row: dict[str, Any], limit_mib: int | None = None, child: Path = CHILD) -> dict[str, Any]:
     """Return the answer of a part, {"outcome": "out of memory", …} or {"error": …}."""
     environ = tensorflow_environ(bfc=part != "estimate", onednn=row["kernels"] == "onednn", limit_mib=limit_mib)
-    ended = run_python(CHILD, part, json.dumps(row), environ=environ, timeout=TIMEOUTS[part])
+    ended = run_python(child, part, json.dumps(row), environ=environ, timeout=TIMEOUTS[part])
     if ended.code == 0:
         answer: dict[str, Any] = json.loads(FOLDERS.sub("", ended.out.splitlines()[-1]))
         return answer

@@ -53,7 +53,7 @@ def truth(row: dict[str, Any]) -> dict[str, Any]:
         "before_bytes": before if len(set(before)) > 1 else before[:1],
         "persistent_bytes": _persistent_bytes(model, x, y),
         "loss_is_finite": all(math.isfinite(value) for value in (loss if isinstance(loss, list) else [loss])),
-        "max_rss_bytes": _max_rss(),
+        "max_rss_bytes": max_rss(),
         "load_average": round(os.getloadavg()[0], 1),  # what else ran meanwhile changes the order of operations
         "warm_up_seconds": round(warmed - began, 2),
         "step_seconds": round((ended - warmed) / row["steps"], 3),
@@ -104,7 +104,7 @@ def estimate(row: dict[str, Any]) -> dict[str, Any]:
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"[:400]
     wall = round(time.perf_counter() - began, 2)
-    answer = {"method": row["method"], "error": error, "wall_seconds": wall, "max_rss_bytes": _max_rss()}
+    answer = {"method": row["method"], "error": error, "wall_seconds": wall, "max_rss_bytes": max_rss()}
     if report is None:
         return answer
     pool = report.pool
@@ -122,7 +122,7 @@ def estimate(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _max_rss() -> int:
+def max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
