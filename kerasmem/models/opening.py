@@ -67,7 +67,7 @@ def open_model(
 ) -> Iterator[OpenedModel]:
     """Open a model while the context lasts, without allocating its weights, compiled as its author wrote.
 
-    A Keras model may be changed while the context lasts, also one to which a function refers. Its Python state is
+    A Keras model may be changed while the context lasts, also one in the arguments of a function. Its Python state is
     restored at the end.
 
     Args:
@@ -90,8 +90,9 @@ def open_model(
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     if name is not None:
         check_model_name(name)
-    with weightless(), state_restored(source, factory_args):
-        if isinstance(source, import_keras().Model):
+    is_live = isinstance(source, import_keras().Model)
+    with weightless(), state_restored(source if is_live else None, factory_args):
+        if is_live:
             yield OpenedModel(with_policy(source, dtype_policy), OBJECT_SOURCE)
         elif isinstance(source, PackedModel):
             yield OpenedModel(source.built(dtype_policy), OBJECT_SOURCE)

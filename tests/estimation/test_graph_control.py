@@ -244,7 +244,7 @@ def test_alternatives_are_all_combinations_up_to_a_limit(monkeypatch):
 
 
 def program_of(model, batch_size, mode="train"):
-    with open_model(model, shapes_only=True) as opened:
+    with open_model(model) as opened:
         structure, inputs = model_inputs(opened.model, {})
         traced = trace_step(prepare_step(opened.model, TrainingSettings(), structure, inputs, batch_size, mode))
         return build_program(traced, cpu_kernels())
