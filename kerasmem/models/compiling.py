@@ -332,6 +332,8 @@ class _Reader:
     def _object(self, config: dict[str, Any], class_name: str, inner: dict[str, Any]) -> Any:
         """Create an object from its class name and settings."""
         keras, own, name = import_keras(), self._own(class_name), class_name.rpartition(">")[2]
+        if own is None and class_name.startswith("Custom>"):  # as Keras 2 names its own optimizers
+            config = {**config, "class_name": name}
         objects = self.objects if own is None else {**self.objects, class_name: own}
         vocabulary.check_names(config, objects)
         if "module" in config and (own is not None or self.base is not keras.Optimizer):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import keras
 import pytest
-import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import KerasmemError, UsageError
@@ -151,8 +150,8 @@ def test_a_stand_in_search_ends_at_the_memory_of_the_card():
 def split_batch(parts):
     def build():
         inputs = keras.Input((16,))
-        split = layers.Lambda(lambda batch: tf.concat([2 * part for part in tf.split(batch, parts)], 0))
-        model = keras.Model(inputs, layers.Dense(2)(split(layers.Dense(64)(inputs))))
+        split = keras.ops.split(layers.Dense(64)(inputs), parts)
+        model = keras.Model(inputs, layers.Dense(2)(keras.ops.concatenate([2 * part for part in split], 0)))
         model.compile("sgd", "mse")
         return model
 

@@ -148,7 +148,7 @@ def test_a_step_that_is_no_graph_and_one_without_an_optimizer():
     [
         (lambda: 3, {}, ModelError, "must return a Keras model or a step function; got int"),
         (lambda: (3, keras.Sequential()), {}, ModelError, "must return .*got tuple"),
-        (loop, {"input_shape": "28,28,1"}, ModelError, "missing 1 required positional argument: 'y'.*--target-shape"),
+        (loop, {"input_shape": "28,28,1"}, ModelError, "--target-shape.*missing 1 required positional argument: 'y'"),
         (of_a_method, {}, UsageError, "does not declare the shape of batch.*--input-shape batch=224"),
         (loop, {"target_shape": "()", "mode": "evaluate"}, ModelError, r"does not have a `call\(\)` method"),
         (loop, {"target_shape": "()", "optimizer": "sgd"}, UsageError, "in the function that builds"),
