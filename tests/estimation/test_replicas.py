@@ -43,7 +43,7 @@ def test_a_peak_in_the_forward_pass_covers_the_exchange():
     single = estimate(perceptron(), batch_size=20_000, method="graph")
     keras.backend.clear_session()
     shared = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
-    assert shared.instant.text == single.instant.text
+    assert "exchange" not in shared.instant.text  # updates of the single step may run at its peak
     assert shared.bytes.total == pytest.approx(single.bytes.total, rel=1e-3)  # the exchange has some scalars
 
 
