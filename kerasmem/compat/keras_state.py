@@ -156,8 +156,20 @@ def handle_only(variable: Any) -> Any:
 
     with tf.init_scope():
         return _UNINITIALIZED(
-            trainable=variable.trainable, name=variable.name, dtype=variable.dtype, shape=tuple(variable.shape)
+            trainable=is_watched(variable), name=variable.name, dtype=variable.dtype, shape=tuple(variable.shape)
         )
+
+
+def is_watched(variable: Any) -> bool:
+    """Return whether gradient tapes watch a variable: as it was created, since freezing it later changes only Keras."""
+    if (value := raw_value(variable)) is None:
+        return bool(getattr(variable, "_created_trainable", variable.trainable))
+    return bool(value.trainable)
+
+
+def created_without_value(variable: Any) -> None:
+    """Keep whether gradient tapes would watch a variable that has no value yet."""
+    variable._created_trainable = variable.trainable
 
 
 def optimizers_know_stand_ins() -> contextlib.AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build, unwritten_tensor
-from kerasmem.compat.keras_state import handle_only, raw_value
+from kerasmem.compat.keras_state import handle_only, is_watched, raw_value
 from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_left_out
 from kerasmem.errors import KerasmemError, ModelError, UsageError
@@ -315,7 +315,7 @@ def _unwritten_variable(variable: Any) -> Any:
 
     with tf.init_scope(), tf.device("/device:CPU:0"):
         initial = partial(unwritten_tensor, tuple(variable.shape), tf.as_dtype(variable.dtype))
-        return tf.Variable(initial, trainable=variable.trainable, name=variable.name, dtype=variable.dtype)
+        return tf.Variable(initial, trainable=is_watched(variable), name=variable.name, dtype=variable.dtype)
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:

@@ -14,6 +14,7 @@ from kerasmem.compat.keras_layers import normalizations_untouched
 from kerasmem.compat.keras_state import (
     ADD_FROM_REFERENCE,
     INIT,
+    created_without_value,
     has_value,
     optimizers_know_stand_ins,
     stand_ins_for,
@@ -83,6 +84,7 @@ def weightless() -> Iterator[None]:
         make = functools.partial(create_traced, create) if _giving.stack else create
         make(variable, initializer, shape=shape, dtype=dtype, **options)
         _shaped.variables[id(variable)] = variable
+        created_without_value(variable)
 
     with (
         variables_stay_uninitialized(),

@@ -13,10 +13,11 @@ layers = keras.layers
 
 
 def attention_model(freeze):
-    inputs = keras.Input((32, 512))
+    """Every layer has its name, since Grappler orders operations by names."""
+    inputs = keras.Input((32, 512), name="words")
     hidden = layers.MultiHeadAttention(8, 64, name="attention")(inputs, inputs)
-    outputs = layers.Dense(1, name="head")(layers.GlobalAveragePooling1D()(hidden))
-    model = keras.Model(inputs, outputs)
+    outputs = layers.Dense(1, name="head")(layers.GlobalAveragePooling1D(name="pool")(hidden))
+    model = keras.Model(inputs, outputs, name="classifier")
     freeze(model)
     model.compile("adam", "mse")
     return model
