@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -373,12 +373,11 @@ class _Reader:
         return name
 
 
-def sparse_losses(model: Any, outputs: Any) -> list[bool]:
-    """Return for each flat output whether its loss takes class numbers."""
-    flat, loss = import_keras().tree.flatten(outputs), getattr(model, "loss", None)
+def sparse_losses(loss: Any, outputs: Any, names: Sequence[str] | None = None) -> list[bool]:
+    """Return for each flat output whether its loss takes class numbers, given the names of the outputs."""
+    flat = import_keras().tree.flatten(outputs)
     if isinstance(loss, Mapping):
-        names = list(outputs) if isinstance(outputs, dict) else getattr(model, "output_names", None) or list(loss)
-        losses = [loss.get(key) for key in names]
+        losses = [loss.get(key) for key in (outputs if isinstance(outputs, dict) else names or loss)]
     elif isinstance(loss, (list, tuple)):
         losses = list(loss)
     else:

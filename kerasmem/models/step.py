@@ -10,7 +10,7 @@ batch is an argument, which the caller holds during the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -370,7 +370,7 @@ def step_targets(model: Any, settings: TargetSettings, outputs: Callable[[], Any
     if settings.are_none:
         return None
     if settings.shapes:
-        default = "int32" if any(sparse_losses(model, None)) else "float32"
+        default = "int32" if any(sparse_losses(model.loss, None)) else "float32"
         targets = {
             name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or settings.dtype or default)
             for name, shape in settings.shapes.items()
@@ -388,16 +388,23 @@ def step_targets(model: Any, settings: TargetSettings, outputs: Callable[[], Any
         if has_own_step(model):  # its `call` may take other arguments than its `train_step`
             return None
         raise
-    labels = target_spec(model, inferred, batch_size)
+    labels = target_spec(model.loss, inferred, batch_size, getattr(model, "output_names", None))
     return keras.tree.map_structure(lambda label: keras.KerasTensor(label.shape, settings.dtype or label.dtype), labels)
 
 
-def target_spec(model: Any, outputs: Any, batch_size: int) -> Any:
-    """Return the targets (Keras tensors): class numbers for sparse losses, else one value for each output value."""
+def target_spec(loss: Any, outputs: Any, batch_size: int, names: Sequence[str] | None = None) -> Any:
+    """Return the targets (Keras tensors): class numbers for sparse losses, else one value for each output value.
+
+    Args:
+        loss: loss of `compile`, or one for each output.
+        outputs: outputs (tensors or Keras tensors).
+        batch_size: samples, where the outputs do not say.
+        names: names of the outputs, for a dictionary of losses and a list of outputs.
+    """
     keras = import_keras()
     flat = keras.tree.flatten(outputs)
     labels = []
-    for tensor, is_sparse in zip(flat, sparse_losses(model, outputs), strict=True):
+    for tensor, is_sparse in zip(flat, sparse_losses(loss, outputs, names), strict=True):
         shape = tuple(batch_size if number == 0 and size is None else size for number, size in enumerate(tensor.shape))
         is_float = tensor.dtype.startswith(("float", "bfloat"))
         dtype = "int32" if is_sparse else "float32" if is_float else tensor.dtype
