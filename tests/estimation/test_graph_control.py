@@ -52,6 +52,7 @@ class Sketch:
     def loop(self, name, times, body, carried, frame=None, **attributes):
         """while i < times: i += 1; x = body(x). The trip count is a constant, or an input where `times` is a name."""
         frame = frame or name
+        attributes = {"parallel_iterations": 10, **attributes}
         if isinstance(times, int):
             times = self.constant(f"{name}/times", times)
         zero, one = self.constant(f"{name}/zero", 0), self.constant(f"{name}/one", 1)
@@ -132,6 +133,37 @@ def test_a_loop_in_a_loop():
     assert count(straight, "outer_body") == 3
     assert count(straight, "inner_body") == 6
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
+
+
+def ancestors(program, number):
+    """The nodes that a node waits for, directly or not."""
+    found, pending = set(), [number]
+    while pending:
+        node = program.nodes[pending.pop()]
+        new = {*node.controls, *(source for source, _ in node.inputs)} - found
+        found |= new
+        pending += new
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_iteration_waits_for_the_one_that_must_end_before(most):
+    """Also if the loop's counter runs ahead, while a constant of the loop is still computed by another loop."""
+    sketch = Sketch()
+    sketch.add("x", "Placeholder")
+    late = sketch.loop("first", 8, lambda x: sketch.add("before", "Square", [x]), "x", parallel_iterations=most)
+    sketch.add("loop/enter_late", "Enter", [late], frame_name="loop", is_constant=True, parallel_iterations=most)
+
+    def body(x):
+        sketch.add("work", "Exp", [x, "loop/enter_late"])
+        return sketch.add("body", "Square", [x])
+
+    program, _ = unroll(sketch.program(sketch.loop("loop", 8, body, "x", parallel_iterations=most)))
+    runs = {name: [at for at, node in enumerate(program.nodes) if node.name == name] for name in ("work", "body")}
+    assert [len(numbers) for numbers in runs.values()] == [8, 8]
+    for iteration, number in enumerate(runs["body"]):
+        awaited = [other for other, work in enumerate(runs["work"]) if work in ancestors(program, number)]
+        assert awaited == [*range(iteration - most + 1)]
 
 
 def test_next_iteration_waits_only_for_the_counter():

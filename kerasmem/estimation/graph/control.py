@@ -9,7 +9,7 @@ step is unrolled with each of them.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -144,6 +144,11 @@ class _Walk:
         # By a frame's first context: its constants, and its last iteration.
         self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)
         self._iterations: dict[_Context, int] = defaultdict(int)
+        self._most: dict[_Context, int] = {}  # number of iterations that run at once
+        self._inputs = Counter(_frame(node) for node in program.nodes if node.type == "Enter")
+        self._missing: dict[_Context, int] = {}  # number of a loop's inputs that have not arrived
+        self._made: dict[_Context, list[int]] = defaultdict(list)  # new nodes of each iteration, with inner loops
+        self._held: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)  # by the iteration that has to wait
         self._ready: deque[tuple[int, _Context]] = deque()
         self.branches = dict(chosen)
         self._new: list[Node] = []
@@ -159,6 +164,23 @@ class _Walk:
             self._fire(*self._ready.popleft())
             if len(self._new) > LONGEST:
                 raise NotModelled(f"the unrolled step must have at most {LONGEST:,} operations; it has more")
+            if not self._ready:
+                self._release()
+
+    def _release(self) -> None:
+        """Begin iterations that wait for an earlier one, which has ended: nothing else can run.
+
+        No iteration has ended before the loop has all of its inputs, and the loops in it.
+        """
+        whole = [context for context in self._held if not self._missing[(*context[:-1], (context[-1][0], 0))]]
+        deepest = max(map(len, whole), default=0)
+        for context in [context for context in whole if len(context) == deepest]:
+            *outer, (frame, iteration) = context
+            ended = (*outer, (frame, iteration - self._most[(*outer, (frame, 0))]))
+            barrier = len(self._new)
+            self._new.append(Node(f"{frame}/ended", "NoOp", (), tuple(self._made[ended]), (), {}))
+            for number, token in self._held.pop(context):
+                self._begin(number, context, replace(token, awaited=(*token.awaited, barrier)))
 
     def result(self) -> Program:
         """Return the unrolled program."""
@@ -231,12 +253,11 @@ class _Walk:
             self._pass_on(number, outer, [token])
         elif node.type == "NextIteration":
             (frame, iteration) = context[-1]
-            following, first = (*outer, (frame, iteration + 1)), (*outer, (frame, 0))
-            if self._iterations[first] < iteration + 1:
-                self._iterations[first] = iteration + 1
-                for constant, value in self._constants[first]:
-                    self._pass_on(constant, following, [value])
-            self._pass_on(number, following, [token])
+            following = (*outer, (frame, iteration + 1))
+            if iteration + 1 < self._most[(*outer, (frame, 0))]:
+                self._begin(number, following, token)
+            else:
+                self._held[following].append((number, token))
         elif node.type == "Switch":
             condition = inputs[1]
             if condition.source is not None:
@@ -249,13 +270,25 @@ class _Walk:
 
     def _enter(self, number: int, node: Node, context: _Context, token: _Token) -> None:
         """Pass a token to a loop's first iteration, or to all if constant."""
-        frame = str(node.attributes.get("frame_name"))
+        frame = _frame(node)
         first, last = (*context, (frame, 0)), 0
+        self._most[first] = node.attributes["parallel_iterations"]
+        self._missing[first] = self._missing.get(first, self._inputs[frame]) - 1
         if node.attributes.get("is_constant"):
             self._constants[first].append((number, token))
             last = self._iterations[first]
         for iteration in range(last + 1):
             self._pass_on(number, (*context, (frame, iteration)), [token])
+
+    def _begin(self, number: int, context: _Context, token: _Token) -> None:
+        """Pass a token to an iteration after the first, and with the first one the constants."""
+        *outer, (frame, iteration) = context
+        first = (*outer, (frame, 0))
+        if self._iterations[first] < iteration:
+            self._iterations[first] = iteration
+            for constant, value in self._constants[first]:
+                self._pass_on(constant, context, [value])
+        self._pass_on(number, context, [token])
 
     def _choose(self, node: Node, condition: _Token) -> bool:
         """Return whether the branch for "true" runs."""
@@ -300,6 +333,8 @@ class _Walk:
         sources = tuple(token.source for token in inputs if token.source is not None)
         new = len(self._new)
         self._new.append(replace(node, inputs=sources, controls=awaited))
+        for depth in range(1, len(context) + 1):
+            self._made[context[:depth]].append(new)
         outputs = [_Token((new, output), value) for output, value in enumerate(_values(node, inputs))]
         self._send(number, context, outputs, (new,))
 
@@ -328,6 +363,11 @@ class _Walk:
             for output, token in enumerate(outputs):
                 if self._tokens.get((number, output), _DEAD).is_dead:
                     self._tokens[number, output] = token
+
+
+def _frame(node: Node) -> str:
+    """Return the name of the loop that an Enter node begins."""
+    return str(node.attributes.get("frame_name"))
 
 
 def _usual_value(program: Program, condition: tuple[int, int]) -> bool | None:
