@@ -313,6 +313,7 @@ def truth(entry: dict[str, Any]) -> dict[str, Any]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             peaks.append(memory.get_memory_info("CPU:0")["peak"])
 
+    others = _other_bytes(model)
     history = model.fit(
         data, steps_per_epoch=WARM_UP + STEPS, class_weight=class_weight, callbacks=[Peaks()], verbose=0
     )
@@ -320,6 +321,7 @@ def truth(entry: dict[str, Any]) -> dict[str, Any]:
         "peak_bytes": peaks[WARM_UP:],
         "before_bytes": before[WARM_UP:],
         "variable_bytes": _variable_bytes(model),
+        "other_bytes": others,
         "batch_bytes": sum(np.asarray(array).nbytes for array in keras.tree.flatten(first)),
         "loss_is_finite": all(math.isfinite(np.mean(value[-1])) for value in history.history.values()),
         "features": facts,
@@ -328,16 +330,39 @@ def truth(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _variable_bytes(model: Any) -> int:
-    """Return the logical bytes of all variables of the model, its optimizers and metrics."""
+def _variables(model: Any) -> list[Any]:
+    """Return all variables of the model, its optimizers and metrics."""
     import keras
 
     held = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
     for value in vars(model).values():
         if isinstance(value, keras.optimizers.Optimizer):
             held += value.variables
-    once = {id(variable): variable for variable in held}.values()
-    return sum(math.prod(variable.shape) * np.dtype(str(variable.dtype)).itemsize for variable in once)
+    return list({id(variable): variable for variable in held}.values())
+
+
+def _variable_bytes(model: Any) -> int:
+    """Return the logical bytes of all variables of the model, its optimizers and metrics."""
+    return sum(_bytes(variable.shape, variable.dtype) for variable in _variables(model))
+
+
+def _other_bytes(model: Any) -> int:
+    """Return the logical bytes of the tensors and variables in memory that are not the model's."""
+    import tensorflow as tf
+
+    own = {id(variable.value) for variable in _variables(model)}
+    others = [
+        value
+        for value in gc.get_objects()
+        if isinstance(value, (tf.Tensor, tf.Variable))
+        and id(value) not in own
+        and (isinstance(value, tf.Variable) or (hasattr(value, "numpy") and value.dtype not in (tf.resource, tf.variant)))
+    ]
+    return sum(_bytes(value.shape, value.dtype.name) for value in others if value.dtype != tf.string)
+
+
+def _bytes(shape: Iterable[int], dtype: Any) -> int:
+    return math.prod(shape) * np.dtype(str(dtype)).itemsize
 
 
 def features(model: Any, settings: dict[str, Any]) -> list[str]:

@@ -149,6 +149,7 @@ class _Walk:
         self._missing: dict[_Context, int] = {}  # number of a loop's inputs that have not arrived
         self._made: dict[_Context, list[int]] = defaultdict(list)  # new nodes of each iteration, with inner loops
         self._held: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)  # by the iteration that has to wait
+        self._passes = 0
         self._ready: deque[tuple[int, _Context]] = deque()
         self.branches = dict(chosen)
         self._new: list[Node] = []
@@ -193,6 +194,7 @@ class _Walk:
             arguments=tuple(source[0] for source in batch if source is not None),
             results=tuple(source for source in ends if source is not None),
             has_loops=any(self._iterations.values()),
+            passes=self._passes,
             is_usual=all(_usual_value(program, key) in (None, value) for key, value in self.branches.items()),
         )
 
@@ -227,6 +229,7 @@ class _Walk:
         if waiting.has_run:
             return
         waiting.has_run = True
+        self._passes += node.type in CONTROL
         tokens, waiting.inputs = waiting.inputs, {}
         awaited = tuple(dict.fromkeys(waiting.awaited))
         if node.type == "Merge":

@@ -101,6 +101,7 @@ class Program:
         arguments: numbers of the batch's placeholders. The caller holds their tensors.
         results: (node, output) of the step's results.
         has_loops: whether loops were unrolled.
+        passes: number of runs of control-flow operations, which are not nodes.
         shape_constants: number of small constants that TensorFlow keeps for shape functions.
         is_usual: whether most steps may take its branches. False if most steps surely take others.
         alternatives: the same step with other branches, which depend on the data.
@@ -111,6 +112,7 @@ class Program:
     arguments: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
     has_loops: bool = False
+    passes: int = 0
     shape_constants: int = 0
     is_usual: bool = True
     alternatives: tuple[Program, ...] = ()

@@ -21,7 +21,7 @@ from kerasmem.estimation.allocator import LARGEST_WASTE, NO_VARIABLE, BFCAllocat
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Memory, recipes_of
 from kerasmem.estimation.graph.program import COPY, Program
-from kerasmem.estimation.graph.rules import VARIATION, is_known, seconds, table_of, threads_of
+from kerasmem.estimation.graph.rules import PASSING_SECONDS, VARIATION, is_known, seconds, table_of, threads_of
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT, beside_a_card, copied_operands, without_a_rule
@@ -157,11 +157,15 @@ def _seconds(program: Program, kernels: Kernels) -> list[float]:
     if isinstance(kernels, CardKernels):
         return [0.0] * len(program.nodes)
     product_seconds = SMALLEST_PRODUCT_SECONDS if program.has_loops else 0.0
+    runs = Counter(node.name for node in program.nodes)
+    # Control-flow operations, which pass tensors from one iteration to the next, are not in the unrolled program.
+    passing = PASSING_SECONDS * program.passes / max(sum(count for count in runs.values() if count > 1), 1)
     times = []
     for node in program.nodes:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
         rates = table_of(node, kernels).rates
-        times.append(seconds(node, inputs, rates) + product_seconds * ("MatMul" in node.type))
+        extra = product_seconds * ("MatMul" in node.type) + passing * (runs[node.name] > 1)
+        times.append(seconds(node, inputs, rates) + extra)
     return times
 
 
