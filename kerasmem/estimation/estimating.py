@@ -221,7 +221,7 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
         pool=outcome.pool,
         instant=outcome.instant,
         fallback=outcome.fallback,
-        caveats=step.caveats,
+        caveats=(*step.caveats, *outcome.caveats),
     )
 
 

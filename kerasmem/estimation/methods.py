@@ -14,10 +14,12 @@ from kerasmem.compat.tensorflow_runtime import all_reduces_traced
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.host import available_memory
 from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels, kernels_on
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import KerasmemError, ModelError, UsageError, first_line
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.graph.build import build_program, step_variables
 from kerasmem.estimation.graph.cuda import channels_last
+from kerasmem.estimation.graph.program import NotModelled
+from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import Bytes, LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
@@ -28,7 +30,7 @@ from kerasmem.models.op_names import EXCHANGE, Attribution, Instant
 from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.step import TargetsError, trace_step
+from kerasmem.models.step import TargetsError, TracedStep, trace_step
 
 # "auto" runs real steps only if the formula's total is at most this share of the free memory.
 PROBED_SHARE = 0.25
@@ -252,31 +254,51 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     Raises:
         KerasmemError: If the step cannot be traced, compiled or simulated.
     """
-    prepared = step.prepare(jit_compile)
+    if jit_compile:  # XLA compiles the step anew for each batch size
+        keep_alive: list[Any] = []  # XLA's compiler reads the variables
+        with _exchange(step):
+            traced = trace_step(step.prepare(jit_compile), keep_alive)
+        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
+        return xla_outcome(compile_plan(traced), step_variables(traced), batch, *_origins(step, traced))
     kernels = kernels_on(step.target, step.spec.kernels, step.spec.threads)
-    keep_alive: list[Any] | None = [] if jit_compile else None  # XLA's compiler reads the variables
-    with contextlib.ExitStack() as contexts:
-        if isinstance(kernels, CardKernels) and not jit_compile:
-            contexts.enter_context(gpu_assumed())
-        if step.spec.replicas > 1:
-            contexts.enter_context(all_reduces_traced(step.spec.replicas, EXCHANGE))
-        traced = trace_step(prepared, keep_alive)
-    attribution = Attribution(traced.scopes, step.rows, traced.optimizers)
+    caveats: tuple[str, ...] = ()
+    try:
+        outcome = _simulated(step, kernels, has_open_batch=not step.is_fixed)
+    except (ModelError, NotModelled) as error:
+        if step.is_fixed:
+            raise
+        outcome = _simulated(step, kernels, has_open_batch=False)
+        caveats = (
+            f"estimated for batches of one fixed size, as with drop_remainder=True, because {first_line(error)}",
+        )
+    return replace(outcome, caveats=caveats)
+
+
+def _simulated(step: ShapedStep, kernels: Kernels, has_open_batch: bool) -> Outcome:
+    """Return the outcome of a step in graph mode, with an open batch as in `fit` or a fixed one."""
+    prepared = step.prepare(jit_compile=False)
+    is_on_card = isinstance(kernels, CardKernels)
+    with gpu_assumed() if is_on_card else contextlib.nullcontext(), _exchange(step):
+        traced = trace_step(prepared, has_open_batch=has_open_batch)
+    program, notes = build_program(traced, kernels)
+    outcome = graph_outcome(program, *_origins(step, traced), kernels)
+    on_cpu = kernels if isinstance(kernels, CpuKernels) else None
+    profile = () if on_cpu is None else _profile_notes(on_cpu)
+    return replace(outcome, kernels=on_cpu, notes=(*notes, *profile, *outcome.notes))
+
+
+def _exchange(step: ShapedStep) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that traces the exchange of gradients between replicas."""
+    return all_reduces_traced(step.spec.replicas, EXCHANGE) if step.spec.replicas > 1 else contextlib.nullcontext()
+
+
+def _origins(step: ShapedStep, traced: TracedStep) -> tuple[dict[int, str], Attribution]:
+    """Return the layers of a step's variables and the origins of its operations."""
     owners = step.inferred.owners
     layer_of = {
         number: owners[id(variable)] for number, variable in enumerate(traced.variables) if id(variable) in owners
     }
-    notes: tuple[str, ...] = ()
-    on_cpu: CpuKernels | None = None
-    if jit_compile:
-        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
-        outcome = xla_outcome(compile_plan(traced), step_variables(traced), batch, layer_of, attribution)
-    else:
-        program, notes = build_program(traced, kernels)
-        outcome = graph_outcome(program, layer_of, attribution, kernels)
-        if isinstance(kernels, CpuKernels):
-            on_cpu, notes = kernels, (*notes, *_profile_notes(kernels))
-    return replace(outcome, kernels=on_cpu, notes=(*notes, *outcome.notes))
+    return layer_of, Attribution(traced.scopes, step.rows, traced.optimizers)
 
 
 def _profile_notes(kernels: CpuKernels) -> tuple[str, ...]:

@@ -178,6 +178,7 @@ class Outcome(Bytes):
             the step holds from beginning to end.
         kernels: the CPU's kernels, or None if the result does not depend on them.
         ran_on: device of real steps, such as "CPU:0", or None.
+        caveats: differences between the step and the user's, for the first line of the answer.
     """
 
     method: str
@@ -191,6 +192,7 @@ class Outcome(Bytes):
     stands_in: bool = False
     kernels: CpuKernels | None = None
     ran_on: str | None = None
+    caveats: tuple[str, ...] = ()
 
     @property
     def need(self) -> Bytes:

@@ -25,6 +25,8 @@ class Leaf:
         is_batched: whether the first dimension is the batch.
         values: non-zero values of a sparse tensor, or None.
         rows: lengths of a ragged tensor's values and row splits, or ().
+        traced: shape with which `fit` traces the step, or None if only the batch is open, as it is where the last batch
+            may be smaller.
     """
 
     shape: tuple[int | None, ...]
@@ -32,6 +34,7 @@ class Leaf:
     is_batched: bool = True
     values: int | None = None
     rows: tuple[tuple[int, ...], ...] = ()
+    traced: tuple[int | None, ...] | None = None
 
     def resized(self, new: int) -> Leaf:
         """Return the tensor of a batch of another size, with as many values in each sample."""
@@ -40,7 +43,10 @@ class Leaf:
             return self
         values = None if self.values is None else -(-self.values * new // old)
         rows = tuple((-(-first * new // old), *rest) for first, *rest in self.rows)
-        return replace(self, shape=(new, *self.shape[1:]), values=values, rows=rows)
+        traced = self.traced
+        if traced is not None and traced[0] is not None:
+            traced = (new, *traced[1:])
+        return replace(self, shape=(new, *self.shape[1:]), values=values, rows=rows, traced=traced)
 
     def tensor(self) -> Any:
         """Return the Keras tensor."""
@@ -55,6 +61,12 @@ class Leaf:
             splits = [((length + 1,), "int64") for length, *_ in self.rows[1:]]
             return [(self.rows[0], self.dtype), *splits]
         return [(self.shape, self.dtype)]  # type: ignore[list-item]
+
+    def open_parts(self) -> list[tuple[tuple[int | None, ...], str]]:
+        """Return shape and dtype of these tensors as `fit` traces the step with them."""
+        if self.values is not None or self.rows or not self.shape:
+            return [*self.parts()]
+        return [((None, *self.shape[1:]) if self.traced is None else self.traced, self.dtype)]
 
     def zeros(self) -> Any:
         """Return a tensor of zeros, with as many values."""
@@ -209,13 +221,15 @@ def _element(adapter: Any, size: int | None) -> tuple[Any, int, bool]:
         def of_spec(spec: Any) -> Any:
             if not isinstance(spec, tf.TensorSpec):
                 return None
-            return _dense((known if spec.shape[0] is None else spec.shape[0], *spec.shape[1:]), spec.dtype, known)
+            leaf = _dense((known if spec.shape[0] is None else spec.shape[0], *spec.shape[1:]), spec.dtype, known)
+            return replace(leaf, traced=tuple(spec.shape))
 
         return tree.map_structure(of_spec, dataset.element_spec), known, False
     element = next(iter(dataset))
     first = next(leaf for leaf in tree.flatten(element) if hasattr(leaf, "shape"))
     drawn = int(first.nrows() if isinstance(first, tf.RaggedTensor) else first.shape[0])
-    return tree.map_structure(lambda leaf: _of_tensor(leaf, drawn), element), drawn, True
+    specs = dataset.element_spec
+    return tree.map_structure(lambda leaf, spec: _of_tensor(leaf, drawn, spec), element, specs), drawn, True
 
 
 def _tensor_specs() -> tuple[type, ...]:
@@ -229,7 +243,7 @@ def _dense(shape: Any, dtype: Any, size: int) -> Leaf:
     return Leaf(dimensions, str(import_keras().backend.standardize_dtype(dtype)), dimensions[:1] == (size,))
 
 
-def _of_tensor(tensor: Any, size: int) -> Leaf | None:
+def _of_tensor(tensor: Any, size: int, spec: Any) -> Leaf | None:
     import tensorflow as tf
 
     if isinstance(tensor, tf.SparseTensor):
@@ -239,4 +253,7 @@ def _of_tensor(tensor: Any, size: int) -> Leaf | None:
         shape = (size, *tuple(tensor.shape)[1:])
         rows = (tuple(tensor.flat_values.shape), *((int(s.shape[0]) - 1,) for s in tensor.nested_row_splits))
         return Leaf(shape, tensor.dtype.name, True, None, rows)
-    return _dense(tensor.shape, tensor.dtype, size) if hasattr(tensor, "shape") else None
+    if not hasattr(tensor, "shape"):
+        return None
+    leaf = _dense(tensor.shape, tensor.dtype, size)
+    return leaf if spec.shape.rank is None else replace(leaf, traced=tuple(spec.shape))

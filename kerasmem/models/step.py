@@ -173,13 +173,15 @@ def prepare_step(
     return prepared
 
 
-def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
+def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None, has_open_batch: bool = False) -> TracedStep:
     """Trace the step into a TensorFlow graph, without computing it or allocating weights.
 
     Args:
         prepared: result of `prepare_step`.
         keep_alive: list that receives the variables' stand-ins. If it is not None, they have reserved memory that is
             never touched, because XLA's compiler needs values.
+        has_open_batch: whether the graph is that of `fit`, which knows no batch size when it traces a step. Else
+            results that depend on shapes become constants. Defaults to False.
 
     Raises:
         ModelError: If the step cannot be traced.
@@ -188,7 +190,9 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     keras = import_keras()
     leaves = keras.tree.flatten(prepared.data)
-    flat = tuple(tf.TensorSpec(shape, dtype) for leaf in batch_leaves(prepared) for shape, dtype in leaf.parts())
+    batch = batch_leaves(prepared)
+    flat = tuple(tf.TensorSpec(shape, dtype) for leaf in batch for shape, dtype in leaf.parts())
+    open_flat = [tf.TensorSpec(shape, dtype) for leaf in batch for shape, dtype in leaf.open_parts()]
     stand_ins: dict[int, Any] = {}
     references: list[Any] = [] if keep_alive is None else keep_alive
 
@@ -206,7 +210,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     @tf.autograph.experimental.do_not_convert
     def step(*tensors: Any) -> Any:
         rest = iter(tensors)
-        own = iter(batch_leaves(prepared))
+        own = iter(batch)
         parts = [next(own).joined(rest) if isinstance(leaf, keras.KerasTensor) else leaf for leaf in leaves]
         return run(keras.tree.pack_sequence_as(prepared.data, parts))
 
@@ -215,8 +219,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
         try:
-            # With a fixed batch dimension, results that depend on shapes become constants.
-            function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
+            traced = tf.function(step, jit_compile=prepared.jit_compile or None)
+            function = traced.get_concrete_function(*(open_flat if has_open_batch else flat))
         except Exception as error:
             reason = f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
             if has_own_step(prepared.model):

@@ -81,14 +81,29 @@ def capped(row: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": "trained"}
 
 
+def _batches(row: dict[str, Any]) -> Any:
+    """Return a dataset without batches, with the shapes of the row's. `train_on_batch` knows the batch size."""
+    import tensorflow as tf
+    from keras import tree
+    from zoo import batch_of, compiled
+
+    from kerasmem.models.weightless import weightless
+
+    with weightless():
+        model = compiled(row["model"], row["optimizer"], row["dtype"], row["metrics"], row["mode"] == "xla")
+    with tf.Graph().as_default():
+        batch = tree.map_structure(
+            lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), batch_of(row["model"], model, row["batch_size"])
+        )
+    return tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tree.lists_to_tuples(batch))
+
+
 def estimate(row: dict[str, Any]) -> dict[str, Any]:
     """Estimate the row by one method, without its weights."""
     began = time.perf_counter()
-    from zoo import ZOO
-
     import kerasmem
 
-    shape = ZOO[row["model"]].input_shape
+    data = _batches(row)
     jit_compile = row["mode"] == "xla"
     settings = {name: row[name] for name in ("optimizer", "dtype", "metrics")}
     report, error = None, None
@@ -99,7 +114,7 @@ def estimate(row: dict[str, Any]) -> dict[str, Any]:
             batch_size=row["batch_size"],
             method=row["method"],
             jit_compile=jit_compile,
-            **({"input_shape": shape} if shape else {}),
+            data=data,
         )
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"[:400]

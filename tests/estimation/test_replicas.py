@@ -44,7 +44,8 @@ def test_a_peak_in_the_forward_pass_covers_the_exchange():
     keras.backend.clear_session()
     shared = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
     assert "exchange" not in shared.instant.text  # updates of the single step may run at its peak
-    assert shared.bytes.total == pytest.approx(single.bytes.total, rel=1e-3)  # the exchange has some scalars
+    # The exchange adds no memory, but its operations change the order of the others.
+    assert single.bytes.low <= shared.bytes.total <= single.bytes.high
 
 
 def wide():

@@ -153,7 +153,11 @@ def main(name: str, size: str, more: str = "") -> None:
     model.jit_compile = more == "jit"
     data = batch_of(model, int(size))
 
-    @tf.function(jit_compile=model.jit_compile or None)
+    # `fit` traces a step with an open batch, `train_on_batch` with a fixed one.
+    open_batch = [tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype) for tensor in data]
+    signature = None if more == "fixed" else open_batch
+
+    @tf.function(input_signature=signature, jit_compile=model.jit_compile or None)
     def step(x, y):
         return model.train_step((x, y))
 

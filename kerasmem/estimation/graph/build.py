@@ -25,8 +25,8 @@ from kerasmem.models.step import TracedStep
 _HOST_DTYPES = ("int32", "string")  # kept in the host's memory if a card runs the step
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
-    "strides", "padding", "dilations", "data_format", "is_training", "rnn_mode", "frame_name", "is_constant", "parallel_iterations",
-    "equation", "ksize", "transpose_b",
+    "strides", "padding", "dilations", "data_format", "is_training", "rnn_mode", "frame_name", "is_constant",
+    "parallel_iterations", "equation", "ksize", "transpose_b",
 )  # fmt: skip
 # Operations on constants are computed once, when the step is prepared: by Grappler if the result is small
 # (kMaxConstantSize), by the runtime up to the second limit (constant_folding.h).

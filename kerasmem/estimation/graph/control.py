@@ -173,11 +173,11 @@ class _Walk:
 
         No iteration has ended before the loop has all of its inputs, and the loops in it.
         """
-        whole = [context for context in self._held if not self._missing[(*context[:-1], (context[-1][0], 0))]]
+        whole = [context for context in self._held if not self._missing[_first(context)]]
         deepest = max(map(len, whole), default=0)
         for context in [context for context in whole if len(context) == deepest]:
             *outer, (frame, iteration) = context
-            ended = (*outer, (frame, iteration - self._most[(*outer, (frame, 0))]))
+            ended = (*outer, (frame, iteration - self._most[_first(context)]))
             barrier = len(self._new)
             self._new.append(Node(f"{frame}/ended", "NoOp", (), tuple(self._made[ended]), (), {}))
             for number, token in self._held.pop(context):
@@ -257,7 +257,7 @@ class _Walk:
         elif node.type == "NextIteration":
             (frame, iteration) = context[-1]
             following = (*outer, (frame, iteration + 1))
-            if iteration + 1 < self._most[(*outer, (frame, 0))]:
+            if iteration + 1 < self._most[_first(context)]:
                 self._begin(number, following, token)
             else:
                 self._held[following].append((number, token))
@@ -285,8 +285,7 @@ class _Walk:
 
     def _begin(self, number: int, context: _Context, token: _Token) -> None:
         """Pass a token to an iteration after the first, and with the first one the constants."""
-        *outer, (frame, iteration) = context
-        first = (*outer, (frame, 0))
+        first, iteration = _first(context), context[-1][1]
         if self._iterations[first] < iteration:
             self._iterations[first] = iteration
             for constant, value in self._constants[first]:
@@ -371,6 +370,11 @@ class _Walk:
 def _frame(node: Node) -> str:
     """Return the name of the loop that an Enter node begins."""
     return str(node.attributes.get("frame_name"))
+
+
+def _first(context: _Context) -> _Context:
+    """Return the first iteration of a context's innermost loop."""
+    return (*context[:-1], (context[-1][0], 0))
 
 
 def _usual_value(program: Program, condition: tuple[int, int]) -> bool | None:

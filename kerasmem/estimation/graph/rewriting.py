@@ -50,6 +50,7 @@ def rewrite(traced: TracedStep, kernels: Kernels) -> tuple[Any, Any]:
             raise
         except Exception as error:
             raise NotModelled(f"Grappler cannot optimise the step's graph: {first_line(error)}") from error
+        _set_shapes(optimised, traced)
         try:
             return _import(optimised, is_on_card), optimised
         except ValueError as error:
@@ -66,6 +67,16 @@ def _optimise(definition: Any, fetches: list[str], fuses: bool, kernels: Kernels
     environ = child_environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", **kernel_variables(kernels.kind))
     limits = Limits(GRAPPLER_SECONDS, default_memory_limit())
     return run_child(optimise, definition, fetches, fuses, limits=limits, environ=environ)
+
+
+def _set_shapes(definition: Any, traced: TracedStep) -> None:
+    """Give the batch its shapes, which Grappler does not know if they are open. TensorFlow infers all others."""
+    arguments = zip(traced.function.graph.inputs[: len(traced.flat)], traced.flat, strict=True)
+    shapes = {tensor.op.name: spec.shape for tensor, spec in arguments}
+    for node in definition.node:
+        node.attr.pop("_output_shapes", None)
+        if node.name in shapes:
+            node.attr["shape"].shape.CopyFrom(shapes[node.name].as_proto())
 
 
 def _lower(definition: Any) -> None:
