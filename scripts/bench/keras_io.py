@@ -8,8 +8,9 @@ FOLDER is `examples/` of a checkout of GitHub's keras-team/keras-io; the example
 keras_io.toml. Each part of an example runs in a process of its own, which executes the statements that the call of
 `fit` needs and stops at that call:
 
-- truth: `fit` on 15 batches of the data under the real BFC allocator on the CPU; the peak in use of the last 12 steps.
-  The batches are drawn before: the buffers of a data pipeline are host memory.
+- truth: `fit` on 15 batches of the data under the real BFC allocator on the CPU; the peak in use of the last 12 steps,
+  without tensors and variables that are not the model's. Two processes do so, because the same step differs between
+  processes. The batches are drawn before: the buffers of a data pipeline are host memory.
 - estimate: by method "graph" from the live model and what the example passes to `fit`.
 
 Results are stored in results/keras_io.json as they are measured, and stored parts are not measured again without
@@ -35,6 +36,7 @@ from estimates import KERNELS, in_a_process
 HERE = Path(__file__).resolve().parent
 CHILD = HERE / "keras_io_child.py"
 PARTS = ("truth", "estimate")
+PROCESSES = 2  # that measure a step
 
 
 def main() -> None:
@@ -65,12 +67,14 @@ def run(part: str, file: str, entry: dict[str, Any], kernels: str, options: argp
     stored = read_results("keras_io").get("examples", {}).get(file, {})
     if "error" not in stored.get(kernels, {}).get(part, {"error": None}) and part not in options.refresh:
         return
-    answer = in_a_process(part, entry | {"kernels": kernels}, child=CHILD)
+    repeats = PROCESSES if part == "truth" else 1
+    answers = [in_a_process(part, entry | {"kernels": kernels}, child=CHILD) for _ in range(repeats)]
+    answer = next((answer for answer in answers if "error" in answer), answers[0])
     facts = {"changed": entry["changed"]} if "changed" in entry else {}
     if "peak_bytes" in answer:
-        facts["features"] = answer.pop("features")
-        peaks = answer.pop("peak_bytes")
-        answer |= {"median": statistics.median(peaks), "min": min(peaks), "max": max(peaks)}
+        facts["features"] = answer["features"]
+        answer = answer | joined(answers)
+        del answer["features"], answer["peak_bytes"]
     value = {**stored.get(kernels, {}), part: answer}
     store({file: {**stored, **facts, kernels: value}})
     size = answer.get("median", answer.get("total"))
@@ -78,6 +82,16 @@ def run(part: str, file: str, entry: dict[str, Any], kernels: str, options: argp
     if size and (error := error_percent(value)) is not None:
         text += f" ({error:+.1f} %)"
     print(f"{time.strftime('%H:%M:%S')} {part:8} {kernels:6} {file:50} {text}", file=sys.stderr, flush=True)
+
+
+def joined(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the peaks of all processes, without what is not the model's."""
+    peaks = [peak - answer["other_bytes"] for answer in answers for peak in answer["peak_bytes"]]
+    loads = [answer["load_average"] for answer in answers]
+    return {
+        "median": statistics.median(peaks), "min": min(peaks), "max": max(peaks), "load_average": max(loads),
+        "medians": [statistics.median(answer["peak_bytes"]) - answer["other_bytes"] for answer in answers],
+    }  # fmt: skip
 
 
 def store(examples: dict[str, Any]) -> None:
@@ -110,6 +124,7 @@ def summarise(examples: dict[str, Any], kernels: str) -> dict[str, Any]:
     by_graph = [file for file in errors if estimated[file]["estimate"]["method"] == "graph"]
     sizes = [abs(error) for error in errors.values()]
     outside = [file for file in errors if not covers(estimated[file])]
+    above = [file for file in errors if estimated[file]["truth"]["max"] > estimated[file]["estimate"]["high"]]
     worst = sorted(errors, key=lambda file: -abs(errors[file]))[:8]
     return {
         "examples": len(values),
@@ -119,6 +134,7 @@ def summarise(examples: dict[str, Any], kernels: str) -> dict[str, Any]:
         "median_absolute_error_percent": round(statistics.median(sizes), 2),
         "p95_absolute_error_percent": round(float(np.percentile(sizes, 95)), 2),
         "covered_percent": round(100 * (1 - len(outside) / len(errors)), 1),
+        "largest_within_high_percent": round(100 * (1 - len(above) / len(errors)), 1),
         "steps_outside_interval": outside,
         "worst": {file: round(errors[file], 2) for file in worst},
     }

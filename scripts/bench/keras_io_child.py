@@ -289,13 +289,15 @@ def truth(entry: dict[str, Any]) -> dict[str, Any]:
     model, settings = reached.model, reached.settings
     facts = features(model, settings)
     signature = settings["x"].element_spec if isinstance(settings["x"], tf.data.Dataset) else None
+    rows = keras.tree.flatten(settings["x"])[0]  # `fit` knows the batch size if it divides the number of rows
+    is_even = isinstance(rows, np.ndarray) and len(rows) % (settings.get("batch_size") or 32) == 0
     source = batches(settings)
     class_weight = settings.get("class_weight")
-    del reached, settings
+    del reached, settings, rows
     gc.collect()
     first = next(source)
     signature = signature or keras.tree.map_structure(
-        lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), first
+        lambda array: tf.TensorSpec((len(array) if is_even else None, *array.shape[1:]), array.dtype), first
     )
     data = tf.data.Dataset.from_generator(lambda: itertools.chain([first], source), output_signature=signature)
     pipeline = tf.data.Options()
@@ -356,7 +358,9 @@ def _other_bytes(model: Any) -> int:
         for value in gc.get_objects()
         if isinstance(value, (tf.Tensor, tf.Variable))
         and id(value) not in own
-        and (isinstance(value, tf.Variable) or (hasattr(value, "numpy") and value.dtype not in (tf.resource, tf.variant)))
+        and (
+            isinstance(value, tf.Variable) or (hasattr(value, "numpy") and value.dtype not in (tf.resource, tf.variant))
+        )
     ]
     return sum(_bytes(value.shape, value.dtype.name) for value in others if value.dtype != tf.string)
 
