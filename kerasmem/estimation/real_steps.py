@@ -223,7 +223,33 @@ class TensorFlowSession(Session):
             model.jit_compile = self.jit_compile
         getattr(model, f"make_{kind}_function")(force=True)
         function = getattr(model, f"{kind}_function")
-        return lambda: function([self.batch] if kind == "predict" else iter([self.batch]))
+        if kind == "predict":
+            return lambda: function([self.batch])
+        source = self._batches() if self.device == "CPU:0" else None  # on a GPU each step would copy the batch
+        return lambda: function(iter([self.batch]) if source is None else source)
+
+    def _batches(self) -> Iterator[Any] | None:
+        """Return an iterator of the batch with which `fit` traces a step, or None if it has Python numbers."""
+        import tensorflow as tf
+
+        tree, is_fixed = import_keras().tree, any(tensor.shape[0] is not None for tensor in self.inputs)
+        leaves = [] if self.prepared is None else batch_leaves(self.prepared)
+        if is_fixed or not all(hasattr(value, "shape") for value in tree.flatten(self.batch)):
+            return None
+
+        def opened(*batch: Any) -> Any:
+            known = iter(leaves)
+
+            def forget(tensor: Any) -> Any:  # the same buffer, with the shape that `fit` knows
+                ((shape, _), *rest) = next(known).open_parts()
+                return tensor if rest else tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tf.TensorShape(shape))
+
+            return tree.map_structure(forget, batch if isinstance(self.batch, (tuple, list)) else batch[0])
+
+        pipeline = tf.data.Options()
+        pipeline.experimental_optimization.inject_prefetch = False
+        data = tf.data.Dataset.from_tensors(tree.lists_to_tuples(self.batch)).map(opened).repeat()
+        return iter(data.with_options(pipeline))
 
     def step(self) -> int:
         """Run one step and return its peak in bytes."""
