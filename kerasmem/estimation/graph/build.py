@@ -60,11 +60,14 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     shape_functions = _shape_functions(by_name, definition.versions)
-    on_host = {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
 
     def complete(unrolled: Program) -> Program:
         merged = merge_bias_gradients(resolve_lists(unrolled, *shape_functions), kernels)
-        return on_card(merged, on_host) if isinstance(kernels, CardKernels) else merged
+        if not isinstance(kernels, CardKernels):
+            return merged
+        return on_card(
+            merged, {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
+        )
 
     if not program.alternatives:
         return complete(program), notes
