@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
@@ -26,7 +26,7 @@ from kerasmem.models.inputs import (
     read_targets,
 )
 from kerasmem.models.opening import OpenedModel, find_function, open_model, pack_model
-from kerasmem.models.user_code import load_custom_objects
+from kerasmem.models.user_code import load_custom_objects, module_path_kept
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -151,18 +151,21 @@ class StepSpec:
         """Return the user's replacements of arguments of `compile`."""
         return training_settings(self.optimizer, self.loss, self.targets(), self.data)
 
-    def open_model(self) -> contextlib.AbstractContextManager[OpenedModel]:
-        """Return a context manager that opens the model with these settings."""
-        objects = self.custom_objects or {}
-        return open_model(
-            self.model,
-            factory=self.factory,
-            factory_args=self.factory_args,
-            custom_objects=objects if isinstance(objects, Mapping) else load_custom_objects(objects),
-            trust=self.trust,
-            dtype_policy=self.dtype_policy,
-            training=self.training(),
-        )
+    @contextlib.contextmanager
+    def open_model(self) -> Iterator[OpenedModel]:
+        """Open the model with these settings. The user's modules find others in the current folder until the end."""
+        with module_path_kept():
+            objects = self.custom_objects or {}
+            with open_model(
+                self.model,
+                factory=self.factory,
+                factory_args=self.factory_args,
+                custom_objects=objects if isinstance(objects, Mapping) else load_custom_objects(objects),
+                trust=self.trust,
+                dtype_policy=self.dtype_policy,
+                training=self.training(),
+            ) as opened:
+                yield opened
 
     def portable(self, **changes: Any) -> StepSpec:
         """Return settings for another process, with a `PackedModel` instead of a Keras model.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import runpy
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -69,6 +70,17 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
             if not key.startswith("_") and isinstance(value, (FunctionType, type)):
                 objects[key] = value
     return with_registered(objects)
+
+
+@contextlib.contextmanager
+def module_path_kept() -> Iterator[None]:
+    """Remove the current folder from `sys.path` at the end if it is added meanwhile."""
+    folder, before = Path.cwd().as_posix(), list(sys.path)
+    try:
+        yield
+    finally:
+        if folder not in before and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def import_user_module(name: str, option: str) -> dict[str, Any]:

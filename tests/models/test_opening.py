@@ -17,6 +17,7 @@ import pytest
 from kerasmem.cli.options import parse_factory_args
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import estimating
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.user_code import import_user_module, load_custom_objects
 from kerasmem.models.weightless import weightless
 
@@ -357,3 +358,16 @@ def test_dtype_policy_reaches_layers_and_spares_inputs(tmp_path, mnist_cnn):
         assert report.bytes.weights == 4 * report.model.parameters  # variables stay float32
     with pytest.raises(UsageError, match="float99"):
         estimate(mnist_cnn, dtype_policy="float99")
+
+
+def test_the_module_path_is_as_before(tmp_path, monkeypatch):
+    (tmp_path / "helper_of_net.py").write_text("WIDTH = 3")
+    (tmp_path / "net_with_helper.py").write_text(
+        "import keras\ndef build():\n    from helper_of_net import WIDTH\n"
+        "    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(WIDTH)])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    with StepSpec("net_with_helper:build").open_model() as opened:
+        assert opened.model.output_shape == (None, 3)
+    assert sys.path == before
