@@ -10,6 +10,7 @@ from pathlib import Path
 
 import keras
 import pytest
+import tensorflow as tf
 
 from kerasmem.estimation.estimating import estimate
 
@@ -39,13 +40,15 @@ def test_all_gradients_and_their_buffer_are_there_at_once(method):
 
 
 def test_a_peak_in_the_forward_pass_covers_the_exchange():
+    def fixed(rows):  # with an open batch, the exchange changes the order of other operations
+        return tf.data.Dataset.from_tensors((tf.zeros((rows, 64)), tf.zeros((rows, 8))))
+
     keras.backend.clear_session()  # layers of the same names, as the simulation draws by them
-    single = estimate(perceptron(), batch_size=20_000, method="graph")
+    single = estimate(perceptron(), data=fixed(20_000), method="graph")
     keras.backend.clear_session()
-    shared = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
+    shared = estimate(perceptron(), data=fixed(40_000), method="graph", replicas=2)
     assert "exchange" not in shared.instant.text  # updates of the single step may run at its peak
-    # The exchange adds no memory, but its operations change the order of the others.
-    assert single.bytes.low <= shared.bytes.total <= single.bytes.high
+    assert shared.bytes.total == pytest.approx(single.bytes.total, rel=1e-3)  # the exchange has some scalars
 
 
 def wide():
