@@ -60,14 +60,13 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     shape_functions = _shape_functions(by_name, definition.versions)
+    on_host: set[str] = set()
+    if isinstance(kernels, CardKernels):
+        on_host = {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
 
     def complete(unrolled: Program) -> Program:
         merged = merge_bias_gradients(resolve_lists(unrolled, *shape_functions), kernels)
-        if not isinstance(kernels, CardKernels):
-            return merged
-        return on_card(
-            merged, {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
-        )
+        return on_card(merged, on_host) if isinstance(kernels, CardKernels) else merged
 
     if not program.alternatives:
         return complete(program), notes
