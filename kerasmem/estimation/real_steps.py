@@ -229,7 +229,10 @@ class TensorFlowSession(Session):
         return lambda: function(iter([self.batch]) if source is None else source)
 
     def _batches(self) -> Iterator[Any] | None:
-        """Return an iterator of the batch with which `fit` traces a step, or None if it has Python numbers."""
+        """Return an endless iterator of the batch, with the shapes that `fit` knows.
+
+        Returns None if a model's input fixes the batch, or if the batch has Python numbers.
+        """
         import tensorflow as tf
 
         tree, is_fixed = import_keras().tree, any(tensor.shape[0] is not None for tensor in self.inputs)

@@ -63,7 +63,7 @@ class Leaf:
         return [(self.shape, self.dtype)]  # type: ignore[list-item]
 
     def open_parts(self) -> list[tuple[tuple[int | None, ...], str]]:
-        """Return shape and dtype of these tensors as `fit` traces the step with them."""
+        """Return the shapes and dtypes of these tensors in the step that `fit` traces."""
         if self.values is not None or self.rows or not self.shape:
             return [*self.parts()]
         return [((None, *self.shape[1:]) if self.traced is None else self.traced, self.dtype)]

@@ -74,7 +74,7 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def module_path_kept() -> Iterator[None]:
-    """Remove the current folder from `sys.path` at the end if it is added meanwhile."""
+    """Restore `sys.path` when the context ends, if the current folder was added to it."""
     folder, before = Path.cwd().as_posix(), list(sys.path)
     try:
         yield

@@ -2,8 +2,8 @@
 
 TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here tokens pass between those as
 in the executor, but only loop counters are computed. Each other operation that would run becomes a node. It waits for
-the nodes that made its inputs, and for the condition of its iteration or branch. If a branch depends on the data, the
-step is unrolled with each of them.
+the nodes that made its inputs, and for the condition of its iteration or branch. An iteration also waits for the end of
+an earlier one (`parallel_iterations`). If a branch depends on the data, the step is unrolled with each of them.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class _Walk:
                 self._release()
 
     def _release(self) -> None:
-        """Begin iterations that wait for an earlier one, which has ended: nothing else can run.
+        """Begin the iterations that wait for the end of an earlier one.
 
-        No iteration has ended before the loop has all of its inputs, and the loops in it.
+        When no operation is ready, the earlier one has ended, unless the loop lacks inputs or an inner loop waits.
         """
         whole = [context for context in self._held if not self._missing[_first(context)]]
         deepest = max(map(len, whole), default=0)
@@ -284,7 +284,7 @@ class _Walk:
             self._pass_on(number, (*context, (frame, iteration)), [token])
 
     def _begin(self, number: int, context: _Context, token: _Token) -> None:
-        """Pass a token to an iteration after the first, and with the first one the constants."""
+        """Pass a token to an iteration after the first. An iteration's first token comes with the loop's constants."""
         first, iteration = _first(context), context[-1][1]
         if self._iterations[first] < iteration:
             self._iterations[first] = iteration

@@ -70,7 +70,7 @@ def _optimise(definition: Any, fetches: list[str], fuses: bool, kernels: Kernels
 
 
 def _set_shapes(definition: Any, traced: TracedStep) -> None:
-    """Give the batch its shapes, which Grappler does not know if they are open. TensorFlow infers all others."""
+    """Set the shapes of the batch, which are open for Grappler. TensorFlow infers all others from them."""
     arguments = zip(traced.function.graph.inputs[: len(traced.flat)], traced.flat, strict=True)
     shapes = {tensor.op.name: spec.shape for tensor, spec in arguments}
     for node in definition.node:
